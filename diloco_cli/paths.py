@@ -19,8 +19,9 @@ folders, the state in ~/.local/state/diloco and what may be deleted at any time 
     cache  data/                           `text-<digest>/`, the token shards of text files; `blocks/`, what was read of
                                            a bucket's shards
 
-<run> is the run's name and a digest of its URL. All of runs/ may be lost without harm: the bucket alone is enough to
-go on.
+<run> is the run's name and a digest of its URL. Without runs/ a run goes on from its bucket alone, and this machine has
+forgotten its own part: units that live here are not adopted but replaced, what chaos has paused stays so, jobs are not
+asked after until their sites are named again (`launch --create-only`), logs and what else is noted there are gone.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,14 @@ class Axis:
     high: float | None = None
 
 
+@dataclass(frozen=True)
+class Panel:
+    """Points (x, y, text), and a line below which none of those to its left is."""
+
+    y: Axis
+    points: tuple[tuple[float, float, str], ...]
+
+
 def drawn(title: str, inches: tuple[float, float], draw: Callable[[Figure], None], whole: bool = True) -> str:
     """The SVG of what `draw` draws on an empty figure: a whole document, or (not `whole`) an element of a page, which
     sets the colours. Raises UsageError where matplotlib is not installed."""
@@ -140,6 +149,26 @@ def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
     return drawn(title, (7.6, 4.4), draw)
+
+
+def panels_chart(title: str, x: Axis, panels: Sequence[Panel]) -> str:
+    """An SVG document: panels below each other over the same x; a point has the same colour in all of them."""
+
+    def draw(figure: Figure) -> None:
+        rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+        for axes, panel in zip(rows, panels, strict=True):
+            xs, ys, texts = zip(*panel.points, strict=True)
+            lowest = list(accumulate(ys, min))
+            axes.step(xs, lowest, where="post", color=FAINT, linewidth=0.9, linestyle="--")
+            axes.scatter(xs, ys, color=[COLOURS[n % len(COLOURS)] for n in range(len(xs))], s=36, zorder=3)
+            for place, text in zip(zip(xs, ys, strict=True), texts, strict=True):
+                axes.annotate(text, place, xytext=(6, 5), textcoords="offset points", fontsize=9)
+            axes.margins(x=0.12, y=0.2)
+            set_up(axes, Axis("", x.log), panel.y)
+        rows[0].set_title(title)
+        rows[-1].set_xlabel(x.label)
+
+    return drawn(title, (7.6, 1.0 + 2.6 * len(panels)), draw)
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, float, str]]) -> str:

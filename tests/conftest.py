@@ -50,10 +50,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _state_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What tests have this machine believe or consent to is not noted among what its user did, and what that user
-    wishes for all runs holds for none of a test."""
+    """What tests have this machine believe or consent to is not noted among what its user did, nor heard by tests of
+    another file, and what that user wishes for all runs holds for none of a test."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))

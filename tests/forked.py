@@ -34,12 +34,16 @@ MAX_S = 240.0
 class ForkedProcess:
     """Runs `work` with its arguments, as subprocess.Popen runs a program."""
 
-    def __init__(self, work: Callable[..., object], *arguments: Any, folder: Path = ROOT, **environment: str) -> None:
-        """`environment`: beside this process's own."""
+    def __init__(
+        self, work: Callable[..., object], *arguments: Any, folder: Path = ROOT, log: Path | None = None,
+        **environment: str,
+    ) -> None:  # fmt: skip
+        """`environment`: beside this process's own. `log`: gets all that it says, instead of `said`."""
         self._place = TemporaryDirectory()
-        for name in ("out", "err"):
-            Path(self._place.name, name).touch()
-        place = (str(folder), {**os.environ, **environment}, self._place.name)
+        files = [Path(self._place.name, name) if log is None else log for name in ("out", "err")]
+        for file in files:
+            file.touch()
+        place = (str(folder), {**os.environ, **environment}, *map(str, files))
         self._process = FORKS.Process(target=_work, args=(*place, work, arguments))
         self._process.start()
         self.pid = self._process.pid or 0
@@ -56,6 +60,10 @@ class ForkedProcess:
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout, "".join(self.said()))
         return self._process.exitcode
+
+    def communicate(self, timeout: float = MAX_S) -> tuple[str, str]:
+        self.wait(timeout)
+        return self.said()
 
     def send_signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -88,6 +96,14 @@ def diloco(*words: str) -> None:
     main()
 
 
+def script(path: str, *words: str) -> None:
+    """A program in the folder where it runs, as `python -u PATH WORDS`; its data loaders fork as they would there."""
+    multiprocessing.set_start_method("fork", force=True)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.argv, sys.path[0] = [path, *words], os.getcwd()
+    runpy.run_path(path, run_name="__main__")
+
+
 def forking_diloco(*words: str) -> None:
     """`diloco`, whose units are forks of it, too."""
     import torch
@@ -96,6 +112,12 @@ def forking_diloco(*words: str) -> None:
     if sys.platform == "linux":
         subprocess.Popen = ForkedChild  # type: ignore[misc]
     diloco(*words)
+
+
+def leading_diloco(*words: str) -> None:
+    """The same, in a session of its own."""
+    os.setsid()
+    forking_diloco(*words)
 
 
 _POPEN = subprocess.Popen
@@ -166,13 +188,15 @@ def _tell_kernel(environment: Mapping[str, str]) -> None:
     ctypes.memmove(start, said.ljust(end - start, b"\0"), end - start)
 
 
-def _work(folder: str, environment: Mapping[str, str], place: str, work: Callable[..., object], arguments: Any) -> None:
+def _work(
+    folder: str, environment: Mapping[str, str], out: str, err: str, work: Callable[..., object], arguments: Any
+) -> None:
     gc.freeze()  # what was loaded is looked through, and copied, by no collection
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    for number, name in enumerate(("out", "err"), 1):
-        os.dup2(os.open(f"{place}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    for number, file in enumerate((out, err), 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _leave_as(work, *arguments)
 

@@ -290,10 +290,12 @@ def execute_pause(fault: PauseFault, *, on_paused: Callable[[JournalEntry], None
 
 @dataclass(frozen=True)
 class Revival:
-    """What was healed. `restarts`: the supervisor lives and will start the unit again."""
+    """What was healed. `continued`: its pause has ended; `cleared`: the fault of its calls; `restarts`: the supervisor
+    lives and will start the unit again."""
 
     entry: JournalEntry
     continued: bool
+    cleared: bool
     released: bool
     restarts: bool
 
@@ -310,13 +312,13 @@ def revive(target: Target) -> Revival:
     paused = target.condition == "paused"
     continued = paused and PauseFault(target).heal()
     released = target.held and release(target.url, target.name)
-    continued |= target.disturbed and end_disturbance(target.url, target.name)
+    cleared = target.disturbed != "" and end_disturbance(target.url, target.name)
     done = (continued or not paused) and (released or not target.held)
     entry = record(target.url, entry, injected=True, verified=done)
     for earlier in read_entries(target.url):
         if done and earlier.target == target.name and earlier.injected and earlier.healed is None:
             record(target.url, earlier, healed=True)
-    return Revival(entry, continued, released, target.supervised and target.condition == "dead")
+    return Revival(entry, continued, cleared, released, target.supervised and target.condition == "dead")
 
 
 def overview(url: str) -> list[tuple[Target, JournalEntry | None]]:

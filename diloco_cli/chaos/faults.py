@@ -55,8 +55,8 @@ Condition = Literal["running", "paused", "dead", "unknown"]
 
 @dataclass(frozen=True)
 class Target:
-    """`why`: why it does not count as alive. `untouchable`: why it may not be signalled in any case. `disturbed`: a
-    fault of its calls to the store is on."""
+    """`why`: why it does not count as alive. `untouchable`: why it may not be signalled in any case. `disturbed`:
+    the fault of its calls to the store that is on."""
 
     url: str
     name: str
@@ -67,7 +67,7 @@ class Target:
     why: str | None = None
     untouchable: str | None = None
     supervised: bool = True
-    disturbed: bool = False
+    disturbed: str = ""
 
     @property
     def pid(self) -> int | None:
@@ -91,6 +91,7 @@ def list_targets(url: str) -> list[Target]:
 
 def _target(url: str, name: str, kind: str, identity: Identity | None, why: str | None) -> Target:
     of_unit = kind != SUPERVISOR and identity is not None
+    noted = read_store_fault(store_fault_path(url, name)) if of_unit else None
     found = Target(
         url,
         name,
@@ -100,7 +101,7 @@ def _target(url: str, name: str, kind: str, identity: Identity | None, why: str 
         kind != SUPERVISOR and is_held(url, name),
         why,
         supervised=living_supervisor(url) is not None,
-        disturbed=of_unit and read_store_fault(store_fault_path(url, name)) is not None,
+        disturbed=noted.kind if noted is not None else "",
     )
     if identity is None:
         return found

@@ -13,11 +13,12 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from threading import Thread
+from types import MappingProxyType
 
 from diloco_cli.chaos.actions import (
     END_S,
@@ -59,6 +60,7 @@ REAL = tuple(kind for kind, fault in FAULTS.items() if not fault.not_real)
 POLL_S = 0.1
 HEALS_WITHIN_S = 60.0  # after the storm: a supervisor waits longer before each restart of a unit
 LOOKS_WITHIN_S = 2.0  # at what learners have said
+LOADS, SILENT = "does not train yet", f"the bucket did not say within {LOOKS_WITHIN_S:.0f} s"
 GONE_S = 10.0  # without any process of the run: it is over
 
 
@@ -100,6 +102,7 @@ class Storm:
         self.strikes: list[Strike] = []
         self._start_s, self._open, self._alive_s = monotonic_s(), list[_Open](), monotonic_s()
         self._starting: list[Thread] = []
+        self._trained = set[tuple[str, int | None]]()
 
     def run(self) -> None:
         """Until the scenario's end, or the run's. However it ends, what it did is healed."""
@@ -143,7 +146,7 @@ class Storm:
     def _strike(self, fault: Injection) -> None:
         targets = list_targets(self.url)
         looks = self.scenario.constraints.min_alive or fault.kind not in ("kill", "pause")
-        unready = not_training(self.url, targets) if looks else set()
+        unready = not_training(self.url, targets, self._trained) if looks else {}
         reason = fault.skipped or forbidden(fault, targets, self.scenario, unready)
         if reason:
             self._skip(fault, reason)
@@ -227,35 +230,50 @@ class Storm:
             sleep_s(POLL_S)
 
 
-def not_training(url: str, targets: Sequence[Target]) -> set[str]:
-    """The learners here whose present process has not said yet that it trains, as far as their bucket shows in time."""
-    store = TimeBoxedStore(open_store(url), Deadline(LOOKS_WITHIN_S))
-    return {target.name for target in targets if target.kind == "learner" and not _trains(store, target)}
+def not_training(url: str, targets: Sequence[Target], trained: set[tuple[str, int | None]]) -> dict[str, str]:
+    """By name, why the learners here are not known to train. `trained`: names and processes of those that have said so:
+    a process does not load twice, so the bucket is asked for others alone."""
+    store, why = TimeBoxedStore(open_store(url), Deadline(LOOKS_WITHIN_S)), dict[str, str]()
+    for target in targets:
+        if target.kind == "learner" and (target.name, target.pid) not in trained:
+            try:
+                trains = _trains(store, target)
+            except (StoreError, RecordError):
+                why[target.name] = SILENT
+                continue
+            if trains:
+                trained.add((target.name, target.pid))
+            else:
+                why[target.name] = LOADS
+    return why
 
 
 def _trains(store: Store, target: Target) -> bool:
     key, pid = heartbeat_key(target.name), target.pid
-    try:
-        data = store.get(key, MAX_HEARTBEAT_BYTES)
-        said = None if data is None else decode(LearnerHeartbeat, data, key)
-    except (StoreError, RecordError):
-        return False
+    data = store.get(key, MAX_HEARTBEAT_BYTES)
+    said = None if data is None else decode(LearnerHeartbeat, data, key)
     own = () if pid is None else (pid, *(facts.pid for facts in ranks_of(pid)))
     here = {process_on(os.uname().nodename, pid) for pid in own}
     loads = (LearnerState.STARTING, LearnerState.RECOVERING)
     return said is not None and said.process in here and said.state not in loads
 
 
-def forbidden(fault: Injection, targets: Sequence[Target], scenario: Scenario, unready: Collection[str] = ()) -> str:
+def forbidden(
+    fault: Injection, targets: Sequence[Target], scenario: Scenario, unready: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """The rail that the fault would break as things are now, as text; empty if there is none. `unready`: learners that
-    do not train yet."""
+    are not known to train, and why."""
     limits = scenario.constraints
     running = {target.name for target in targets if target.condition == "running" and not target.disturbed}
     left = {target.name for target in targets if target.kind == "learner"} & running - {*fault.targets, *unready}
     if len(left) < limits.min_alive:
-        return f"fewer than {limits.min_alive} learners would train here"
-    if fault.kind not in ("kill", "pause") and (loads := sorted({*unready} & {*fault.targets})):
-        return f"{', '.join(loads)} does not train yet, and has no calls to disturb"
+        silent = sorted(name for name, why in unready.items() if why == SILENT)
+        also = f"; of {', '.join(silent)} {SILENT}" if silent else ""
+        return f"fewer than {limits.min_alive} learners would train here{also}"
+    if fault.kind not in ("kill", "pause"):
+        for why, told in ((LOADS, f"{LOADS}, and has no calls to disturb"), (SILENT, f"may not train yet: {SILENT}")):
+            if named := sorted(name for name in fault.targets if unready.get(name) == why):
+                return f"{', '.join(named)} {told}"
     here = {target.name for target in targets if target.condition != "unknown"}
     away = (here - running) | set(fault.targets)
     if limits.max_concurrent is not None and len(away) > limits.max_concurrent:

@@ -163,19 +163,29 @@ def revive(
         return
     name, target = known.name, plan_revive(noted_at(known.url), unit)
     if dry_run:
-        talk(f"would revive {target.name} ({target.condition}{', held' if target.held else ''})")
+        also = f"{', held' if target.held else ''}{target.disturbed and f', {target.disturbed}'}"
+        talk(f"would revive {target.name} ({target.condition}{also})")
         if json_output:
             print_json("chaos revive", {"run": name, "target": target.name, "dry_run": True})
         return
     revival = do_revive(target)
-    tell_event(known.url, "revived", target.name, "no longer paused or held down, by `diloco chaos revive`")
+    if revival.entry.verified:
+        tell_event(known.url, "revived", target.name, "no longer paused or held down, by `diloco chaos revive`")
     if target.held and not target.supervised:
         talk(f"no supervisor lives here; go on with `diloco resume {known.url}`")
+    if not revival.entry.verified:
+        raise TryAgainError(f"{target.name} was told to go on, but it is paused still", hint="diloco chaos list")
     if json_output:
-        facts = {"continued": revival.continued, "released": revival.released, "restarts": revival.restarts}
+        facts = {
+            "continued": revival.continued,
+            "cleared": revival.cleared,
+            "released": revival.released,
+            "restarts": revival.restarts,
+        }
         print_json("chaos revive", {"run": name, "target": target.name, "dry_run": False, **facts})
         return
     done = ["goes on"] if revival.continued else []
+    done += [f"its calls are no longer {target.disturbed}"] if revival.cleared else []
     done += ["no longer held"] if revival.released else []
     done += ["its supervisor starts it again"] if revival.restarts else []
     print(f"{target.name}: {', '.join(done) or 'nothing to do'}")
@@ -340,6 +350,7 @@ def _row(target: Target, fault: JournalEntry | None) -> dict[str, Any]:
         "state": target.condition,
         "pid": target.pid if target.condition in {"running", "paused"} else None,
         "held": target.held,
+        "disturbed": target.disturbed or None,
         "why": target.why,
         "last_fault": asdict(fault) if fault else None,
     }
@@ -348,7 +359,8 @@ def _row(target: Target, fault: JournalEntry | None) -> dict[str, Any]:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     fault = row["last_fault"]
     held, last = "held" if row["held"] else "-", f"{fault['fault']} {fault['time']}" if fault else "-"
-    return (row["name"], row["state"], str(row["pid"] or "-"), held, last)
+    state = f"{row['state']}, {row['disturbed']}" if row["disturbed"] else row["state"]
+    return (row["name"], state, str(row["pid"] or "-"), held, last)
 
 
 def _carry_out(fault: Fault, execute: Callable[[], JournalEntry], dry_run: bool, json_output: bool) -> None:

@@ -74,13 +74,7 @@ SHAPES: dict[str, Shape] = {
     "report": "diloco_cli.report.numbers:Report",
     "doctor": "diloco_cli.doctor.examine:Examination",
     "simulate run": "diloco_cli.forecast.run:RunForecast",
-    "simulate goodput": {
-        "rows": list[dict[str, Any]],
-        "constants": dict[str, Any],
-        "fitted": list[Any],
-        "seed": int,
-        "wall_s": float,
-    },
+    "simulate goodput": {"rows": list[dict[str, Any]], "constants": dict[str, Any], "fitted": list[Any]},
     "simulate bandwidth": {"rows": list[dict[str, Any]]},
     "verify": {
         "run": str,
@@ -130,6 +124,23 @@ SHAPES: dict[str, Shape] = {
     "inventory": {"machine": dict[str, Any], "matrix_tflops": dict[str, Any], "inventory": str},
 }
 LEFT_OUT = {"plan": {"run", "inventory", "model"}, "simulate run": {"warnings"}}  # of the type, in what is printed
+OBJECTS = list[dict[str, Any]]
+ALSO: dict[str, dict[str, Any]] = {  # keys that a command prints beside its type, most where an option asks for them
+    "plan": {
+        "digest": str,
+        "confirmed": dict[str, Any],
+        "not_confirmed": str,
+        "rivals": OBJECTS,
+        "simulation": dict[str, Any],
+        "compared": dict[str, Any],
+        "rent": dict[str, Any],
+        "frontier": OBJECTS,
+        "explanations": OBJECTS,
+        "calibration": OBJECTS,
+        "changes": list[str],
+    },
+    "simulate goodput": {"days": float, "seed": int, "seeds": list[int], "wall_s": float},
+}
 LINES = {"events": "diloco_cli.events.event:Event"}
 """Commands that print an object a line, without an envelope."""
 NAMES = (*FILES, *SHAPES, *LINES)
@@ -161,8 +172,10 @@ def _of_output(name: str) -> dict[str, Any]:
     shape = SHAPES[name]
     data = _of_type(shape) if isinstance(shape, str) else _of_keys(shape)
     definitions = data.pop("$defs", {})
+    told = definitions[data["$ref"].rpartition("/")[2]] if "$ref" in data else data
     for key in LEFT_OUT.get(name, ()):
-        _drop(definitions[data["$ref"].rpartition("/")[2]], key)
+        _drop(told, key)
+    told["properties"] |= _of_keys(ALSO.get(name, {}))["properties"]
     optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     error = {
         "type": "object",

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from diloco_cli.cli.arguments import AllowCode, AllowStore, complete_devices, find_run, named_here
+from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.environment import DEVICE_VARIABLE, set_environment
-from diloco_cli.errors import UsageError
+from diloco_cli.environment import DEVICE_VARIABLE, environment_value, set_environment
+from diloco_cli.errors import FencedError, TakenError, UsageError
 from diloco_cli.runtime.units import diloco_command
 from diloco_cli.units import parse_count, parse_duration
 
@@ -20,10 +24,19 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
     from diloco_cli.store.port import Store
 
+TASK_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm, of Kubernetes
+
 
 def learner(
     run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix."),
-    name: str = typer.Option(..., "--name", help="Which island this is."),
+    name: str | None = typer.Option(None, "--name", help="Which island this is."),
+    name_from: str | None = typer.Option(
+        None,
+        "--name-from",
+        metavar="NAMES",
+        help="With --join: the first free one, as of spot-[0-15]; a task of an array begins with its index.",
+    ),
+    chosen: str | None = typer.Option(None, "--chosen", hidden=True, help="Of --name-from: this one was free."),
     device: str | None = typer.Option(
         None, "--device", help="cpu, cuda, cuda:N or mps; default: the island's.", autocompletion=complete_devices
     ),
@@ -53,9 +66,14 @@ def learner(
     if not join and (region is not None or batch_tokens is not None):
         raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
     batch = None if batch_tokens is None else parse_count(batch_tokens)
+    _check_names(name, name_from, join, nodes is None and node_rank == 0 and rendezvous is None)
     die_with_parent()
+    if name_from is not None and chosen is None:
+        _become_first_free(run, name_from)
+    name = name or chosen
+    assert name is not None
     here, drain_s, run = named_here(allow_code, allow_store), parse_duration(drain), find_run(run).url
-    with telling_why(run, name):
+    with _or_another(run, name, name_from), telling_why(run, name):
         place = place_here()
         node = _node(run, name, place, ranks, nodes, node_rank, rendezvous)
         if node is not None and node.is_parent:
@@ -67,6 +85,64 @@ def learner(
             sys.exit(run_rank(place, run, name, device, here))
         newcomer = Newcomer(region, batch, 1 if place is None else place.world_size) if join else None
         sys.exit(run_learner(run, name, device, drain_s, newcomer, host_syncer, here, place))
+
+
+def _check_names(name: str | None, name_from: str | None, join: bool, alone: bool) -> None:
+    """Raises UsageError unless it is clear which island this is. `alone`: no other machine of it is spoken of."""
+    if (name is None) == (name_from is None) or (name_from is not None and not join):
+        raise UsageError(
+            "which island is this? give its --name, or --join with --name-from", hint="--join --name-from 'spot-[0-15]'"
+        )
+    if name_from is not None and not alone:
+        raise UsageError(
+            "--name-from chooses for one machine; with --nodes, --node-rank or --rendezvous each would choose another",
+            hint="give all machines of the island the same --name",
+        )
+
+
+@contextmanager
+def _or_another(run: str, name: str, names: str | None) -> Iterator[None]:
+    """Of processes that found one name free at the same moment one keeps it: the others take the next one."""
+    from diloco_cli.cli.arguments import open_run
+    from diloco_cli.learner.parent import started_as_rank
+
+    if names is None or started_as_rank():  # its parent does
+        yield
+        return
+    joined = open_run(run, at_home=False).format.run_id
+    try:
+        yield
+    except (FencedError, TakenError, SystemExit) as ended:
+        lost = not isinstance(ended, SystemExit) or ended.code == FencedError.exit_status
+        if not lost or open_run(run, at_home=False).format.run_id != joined:  # another run is here
+            raise
+    else:
+        return
+    talk(f"another process has taken {name}")
+    _become_first_free(run, names, name)
+
+
+def _become_first_free(run: str, names: str, lost: str | None = None) -> NoReturn:
+    """Start again as the island of the first of these names that no living learner has. A task of an array begins with
+    the name of its own number, so that those that start together do not choose the same; those that have `lost` one
+    go on behind it, each at a place of its own."""
+    from diloco_cli.cli.arguments import open_run
+    from diloco_cli.config.hardware import expand_hostlist
+    from diloco_cli.protocol.actors.joining import refuse_beside_living
+
+    opened, chosen = open_run(run, at_home=False), list(expand_hostlist(names))
+    own = next(filter(None, map(environment_value, TASK_VARIABLES)), "0")
+    first = int(own) if own.isdecimal() else 0
+    first = (first if lost is None else chosen.index(lost) + 1 + os.getpid() % max(1, len(chosen) - 1)) % len(chosen)
+    for name in chosen[first:] + chosen[:first]:
+        try:
+            opened.perform(refuse_beside_living(opened.format, name))
+        except TakenError:
+            continue
+        talk(f"{name} is free")
+        words = (word for word in sys.argv[1:] if not word.startswith("--chosen="))
+        os.execv(sys.executable, diloco_command(*words, f"--chosen={name}"))
+    raise TakenError(f"all of {names} take part already", where=run, hint="more names, or fewer tasks")
 
 
 def _node(

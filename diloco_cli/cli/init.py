@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import socket
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,21 +19,20 @@ from diloco_cli.cli.output import print_json, talk
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.hardware import CPU
-from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.errors import DilocoError, NotFoundError, UsageError, suggestion
 from diloco_cli.paths import templates_directory
 from diloco_cli.units import format_count, format_duration
 
 if TYPE_CHECKING:
     from diloco_cli.config.settings import Inventory, RunSettings
     from diloco_cli.plan.plan import Plan
+    from diloco_cli.probe.clusters import Partition, Pool
     from diloco_cli.probe.entry import MachineEntry
     from diloco_cli.probe.measure import Measurements
 
 FILES = ("inventory.yaml", "run.yaml")
 TEMPLATE_NAME = "first-run"
 UNKNOWN_DEVICE_S = 1.0  # for the speed of a device that the catalogue does not know
-SLURM_ANSWERS_S = 15.0
-STARTS_NOW = re.compile("(?:idle|mixed)[~#-]?")  # also a node that is switched on for it
 HEAD = (
     "This machine, as `diloco init` found it; `diloco inventory probe -f run.yaml` measures how fast it trains.\n"
     "The bucket is a folder beside this file. For other hardware: diloco init DIR --for gcs"
@@ -113,9 +113,9 @@ def _of_templates(place: FirstPlace) -> list[str]:
     return [_with_partitions(inventory), run.replace("tokens: 4M", "tokens: 1M")]  # on four cores: minutes
 
 
-class _Partition(NamedTuple):
-    """As sinfo says: whether a job starts there now, the catalogue's device of its GPUs ("": none is known), whether it
-    is the default one, and its nodes in words."""
+class _Choice(NamedTuple):
+    """Of a partition: whether a job starts there now, the catalogue's device of its GPUs ("": none is known), whether
+    it is the default one, and its nodes in words."""
 
     starts: bool
     device: str
@@ -124,48 +124,40 @@ class _Partition(NamedTuple):
     told: str
 
 
-def _read_partitions(said: str) -> list[_Partition]:
-    """The best first: where a job starts now, then where GPUs are known, then the default one. Lines of another form
-    are warnings of a site."""
-    nodes: dict[str, list[tuple[bool, str, str]]] = {}
-    for line in said.splitlines():
-        columns = line.strip().split("|")
-        if len(columns) == 5:
-            name, up, state, number, gres = columns
-            starts = up == "up" and STARTS_NOW.fullmatch(state) is not None
-            words = f"{number} {state}{f' {gres}' * gres.startswith('gpu')}{f' partition {up}' * (up != 'up')}"
-            nodes.setdefault(name, []).append((starts, _device_of(gres), words))
+def _choices(lines: Iterable[Partition]) -> list[_Choice]:
+    """The best first: where a job starts now, then where GPUs are known, then the default one."""
+    nodes: dict[str, list[Partition]] = {}
+    for line in lines:
+        nodes.setdefault(line.name, []).append(line)
     found = []
     for name, kinds in nodes.items():
-        starts = any(now for now, _, _ in kinds)
-        device = max(device for now, device, _ in kinds if now == starts)
-        told = f"{name} ({', '.join(words for _, _, words in kinds)})"
-        found.append(_Partition(starts, device, name.endswith("*"), name.rstrip("*"), told))
+        starts = any(line.starts for line in kinds)
+        device = max(_device_of(line) for line in kinds if line.starts == starts)
+        told = f"{name} ({', '.join(line.told for line in kinds)})"
+        found.append(_Choice(starts, device, kinds[0].is_default, name, told))
     return sorted(found, key=lambda one: (one.starts, one.device != "", one.is_default), reverse=True)
 
 
-def _device_of(gres: str) -> str:
+def _device_of(line: Partition) -> str:
     """Of the catalogue, that Slurm calls so; else "", which is told."""
-    from diloco_cli.config.hardware import Accelerators, resolve
+    from diloco_cli.probe.clusters import known_device
 
-    gpu = re.search(r"\bgpu:(?:nvidia_)?([A-Za-z][\w.-]*)", gres)
-    try:
-        return "" if gpu is None else resolve(Accelerators(gpu[1].replace("_", "-")), {}).name
-    except UsageError as error:
-        talk(f"{gres}: {error}: cores, until you name it")
-        return ""
+    device, why = known_device(line.gpus.name) if line.gpus.name else ("", "")
+    if why:
+        talk(f"{line.gres}: {why}: cores, until you name it")
+    return device
 
 
 def _with_partitions(inventory: str) -> str:
     """The template with the partitions of this cluster, if there is one, that are best for a first run."""
-    from diloco_cli.engines.tool import run_tool
+    from diloco_cli.probe.clusters import SINFO, ask, read_sinfo
 
     try:
-        said = run_tool(("sinfo", "-h", "-o", "%P|%a|%T|%D|%G"), within_s=SLURM_ANSWERS_S, refusal=UsageError)
+        said = ask(SINFO)
     except DilocoError as error:
         talk(f"its partitions are not known: {error}")
         return inventory
-    found = _read_partitions(said)
+    found = _choices(read_sinfo(said))
     chosen = [one for one in found if (one.starts, one.device == "") == (found[0].starts, found[0].device == "")][:2]
     why = "a job starts there now" if any(one.starts for one in chosen) else "no job starts anywhere now"
     others = ", ".join(one.told for one in found if one not in chosen)
@@ -250,6 +242,84 @@ def probe(
         print_json("inventory", _data(found, text))
     else:
         print(text, end="")
+
+
+class NodeSource(StrEnum):
+    """What knows its nodes."""
+
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+    SSH = "ssh"
+
+
+@inventory.command("from")
+def from_cluster(
+    source: NodeSource = typer.Argument(..., help="Whose nodes: by sinfo, by kubectl, or a host's own by ssh."),
+    places: list[str] = typer.Argument(None, metavar="[PLACE]...", help="Partitions, contexts, or hosts; else all."),
+    output: Path = typer.Option(None, "-o", "--output", help="Write the inventory here too; the file must be new."),
+    region: str = typer.Option("here", "--region", help="Their region, where they do not say it."),
+) -> None:
+    """Print an inventory of a cluster's nodes, with the catalogue's speeds: machines, of which `plan` forms islands."""
+    from diloco_cli.config.inventory_file import inventory_to_text
+    from diloco_cli.probe.clusters import entry_of
+    from diloco_cli.probe.entry import island_name
+
+    if output is not None and os.path.exists(output):
+        raise UsageError("there is a file already", where=str(output), hint="choose another name with -o")
+    pools, left = ASKED[source](places or [])
+    if left:
+        talk(f"left out: {'; '.join(left)}")
+    if not pools:
+        raise NotFoundError(f"{source} has no node that takes a job now", hint=HINTS[source])
+    entry = entry_of(pools, island_name(region), "bucket", talk)
+    head = f"As {source} said at {utc_now_text()[:16]}Z. For another bucket: store: {{url: gs://...}}"
+    text = inventory_to_text(entry.inventory, entry.comments, head)
+    if output is not None:
+        _write(text, output)
+    print(text, end="")
+
+
+def _slurm(partitions: list[str]) -> tuple[list[Pool], list[str]]:
+    from diloco_cli.probe.clusters import SINFO, ask, read_sinfo, slurm_pools
+
+    lines = read_sinfo(ask(SINFO))
+    known = {line.name for line in lines}
+    _refuse_strange(partitions, known, "partition")
+    return slurm_pools(line for line in lines if not partitions or line.name in partitions)
+
+
+def _kubernetes(contexts: list[str]) -> tuple[list[Pool], list[str]]:
+    from diloco_cli.probe.clusters import NODES, ask, kubernetes_pools
+
+    if not contexts:
+        contexts = [ask(("kubectl", "config", "current-context")).strip()]
+    else:
+        _refuse_strange(contexts, set(ask(("kubectl", "config", "get-contexts", "--output=name")).split()), "context")
+    pools: list[Pool] = []
+    left: list[str] = []
+    for context in contexts:
+        own, out = kubernetes_pools(ask(("kubectl", f"--context={context}", *NODES)), context)
+        pools, left = pools + own, left + out
+    return pools, left
+
+
+def _ssh(hosts: list[str]) -> tuple[list[Pool], list[str]]:
+    from diloco_cli.probe.clusters import SMI, ask, ssh_pool
+
+    if not hosts:
+        raise UsageError("which hosts?", hint="diloco inventory from ssh HOST, as in `ssh HOST`")
+    return [ssh_pool(ask(SMI, via=host), host) for host in hosts], []
+
+
+ASKED = {NodeSource.SLURM: _slurm, NodeSource.KUBERNETES: _kubernetes, NodeSource.SSH: _ssh}
+HINTS = {NodeSource.SLURM: "sinfo", NodeSource.KUBERNETES: "kubectl get nodes", NodeSource.SSH: "ssh HOST nvidia-smi"}
+
+
+def _refuse_strange(named: Iterable[str], known: set[str], what: str) -> None:
+    for name in named:
+        if name not in known:
+            has = ", ".join(sorted(known)) or "none"
+            raise UsageError(f"there is no {what} {name!a}{suggestion(name, known)}; there are: {has}")
 
 
 def _run_and_inventory(file: Path | None, overrides: list[str]) -> tuple[RunSettings | None, Inventory | None]:

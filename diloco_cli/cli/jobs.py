@@ -30,6 +30,7 @@ from diloco_cli.protocol.log.keys import job_hint_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.consent import signing_secret
+from diloco_cli.runtime.processes import is_started_by_diloco
 from diloco_cli.runtime.registry import log_path, note_sites, sites_of, this_folder
 from diloco_cli.runtime.units import (
     RunUnit,
@@ -83,7 +84,7 @@ def job_spec(
     logs = folder / f"{job_names(run.name, home)}jobs"  # another folder than that of another run of this name
     stores = unit.island is None or run.settings.syncer.on_learners
     words = consent_words(run, unit.url, stores=stores) if consent is None else consent
-    nodes, cores, gpus = 1, SYNCER_CORES, 0
+    nodes, cores, gpus, syncer = 1, SYNCER_CORES, 0, plan and plan.syncer
     if (island := unit.island) is not None:
         nodes = island.nodes
         gpus = 0 if is_of_cores(island) else island.num_accelerators // nodes
@@ -103,6 +104,7 @@ def job_spec(
         gpus=gpus,
         memory_gb=0 if plan is None else memory_gb(unit, plan, run.settings.syncer.on_learners),
         key=None if run.signing is None else logs / f"{unit.name}.key",
+        busy_cores=None if unit.island is not None else syncer.busy_cores if syncer else 0.0,
         site=site,
     )
 
@@ -192,6 +194,12 @@ def _strange(url: str, units: Iterable[RunUnit]) -> dict[str, DilocoError]:
     return dict.fromkeys(strange, why)
 
 
+def just_typed(region: str | None) -> str | None:
+    """The region, if a person has named it now. A successor repeats what its predecessor was told: since then another
+    cluster may have been given that region's units."""
+    return None if is_started_by_diloco() else region
+
+
 def name_partitions(url: str, run: RunFormat, region: str | None) -> None:
     """The user's word for a region is one for this machine's own Slurm, which is no host that a bucket could choose.
     What was named here before stays."""
@@ -257,6 +265,7 @@ def submit_missing(
     specs = specs_of(opened, missing, folder or _submitted_from(opened, planned) or Path(this_folder()))
     if files is not None:
         specs = {name: edited(files, spec, run.plan) for name, spec in specs.items()}
+    make_ready(specs.values())
     check_jobs(specs.values())
     done, tried = list[Job](), set[str]()
     try:
@@ -416,8 +425,7 @@ def log_commands(opened: OpenRun, unit: str | None, lines: int, follow: bool) ->
 
 def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool = False) -> list[JobSpec]:
     """What `launch` would submit. The digest by which a job consents to code is known once the run is created."""
-    from diloco_cli.launch.new_run import signed
-    from diloco_cli.launch.plan_files import planned_format
+    from diloco_cli.launch.plan_files import planned_format, signed
 
     url = join_url(plan.inventory.store.url, plan.run.name)
     run, found = signed(planned_format(plan, url), signing_secret()), []
@@ -427,6 +435,13 @@ def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool
             consent = ("--allow-code", "DIGEST") if consent_words(run, unit.url, stores=True) else ()
             found.append(job_spec(run, url, unit, folder.absolute(), plan, consent, sites))
     return found
+
+
+def make_ready(specs: Iterable[JobSpec]) -> None:
+    """Bring diloco to where sites want it, to each place once, to all at once."""
+    wanting = ((spec.site, spec) for spec in specs if spec.site is not None and spec.site.install)
+    places = {(site.host, site.directory, site.install): spec for site, spec in wanting}.values()
+    _at_once(((engine_of(spec.infra, spec.site), spec) for spec in places), lambda engine, own: engine.make_ready(talk))
 
 
 def check_jobs(specs: Iterable[JobSpec]) -> None:

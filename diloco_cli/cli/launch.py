@@ -213,10 +213,9 @@ def _created(
         make_format,
         refuse_another_run,
         shares_here,
-        signed,
         with_buffers_of,
     )
-    from diloco_cli.launch.plan_files import islands_of
+    from diloco_cli.launch.plan_files import islands_of, signed
     from diloco_cli.layout import layout_warning
     from diloco_cli.runtime.consent import consented, signing_secret, stores_of
     from diloco_cli.runtime.registry import note_sites, remember_run, sites_of

@@ -40,11 +40,17 @@ BEGIN = {
         ("diloco data tokenize 'corpus/**/*.txt' -o tokens", "diloco data show gs://my-bucket/tokens --check"),
     ),
     "inventory": Listed(
-        "Measure this machine for an inventory.", ("diloco inventory probe -f run.yaml",), module="init"
+        "Of this machine, measured; or of a cluster's nodes.",
+        ("diloco inventory probe -f run.yaml", "diloco inventory from slurm -o inventory.yaml"),
+        module="init",
     ),
     "plan": Listed(
         "Islands, schedule and predictions for the hardware there is.",
-        ("diloco plan run.yaml", "diloco plan inventory.yaml -f run.yaml -o fleet.plan.json"),
+        (
+            "diloco plan run.yaml",
+            "diloco plan inventory.yaml -f run.yaml -o fleet.plan.json",
+            "diloco plan --add auto --deadline '3 d'",
+        ),
     ),
     "simulate": Listed(
         "What would happen, in virtual time.",

@@ -148,7 +148,7 @@ def resume(
     """Go on with a run from its bucket alone; living units are adopted, missing jobs submitted. Ctrl-C ends what runs
     here; the run goes on."""
     from diloco_cli.cli.hooks import hooks_of
-    from diloco_cli.cli.jobs import name_partitions
+    from diloco_cli.cli.jobs import just_typed, name_partitions
     from diloco_cli.cli.supervision import go_on, refuse_unless_free, submit_beside
     from diloco_cli.runtime.registry import remember_run
 
@@ -156,7 +156,7 @@ def resume(
     opened = open_run(run, at_home=False, acts=True)
     _say_unused(opened, Path(run) if run is not None and is_run_file(run) else RUN_FILE)
     here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
-    name_partitions(opened.url, opened.format, region)
+    name_partitions(opened.url, opened.format, just_typed(region))
     try:
         refuse_unless_free(opened.url)
     except RefusedError:

@@ -1,5 +1,5 @@
 """A plan for people: one screen, which begins with the answer; everything that is known (-v); explained, beside what a
-run measured, and as a picture.
+run measured, and as a picture. Plans beside each other: plan_choices.py.
 
 Plain text without Rich: it looks the same in a terminal and in a pipe, and loads in no time. The table of -v shows the
 most important columns that the terminal (or COLUMNS) has room for, and in a pipe every column.
@@ -16,12 +16,15 @@ from textwrap import wrap
 from typing import Any, TypeVar
 
 from diloco_cli.cli.output import table
-from diloco_cli.config.hardware import compress_hostlist
+from diloco_cli.config.hardware import compress_hostlist, find_device
 from diloco_cli.environment import environment_value
+from diloco_cli.plan.candidates import has_public_runs
 from diloco_cli.plan.flow import DAY_S
 from diloco_cli.plan.memory import host_bytes
 from diloco_cli.plan.plan import Plan, PlannedIsland, Setting
-from diloco_cli.plan.remarks import SYNCHRONOUS, WORTH_MORE
+from diloco_cli.plan.planner import rounds_of
+from diloco_cli.plan.quality import expected_loss
+from diloco_cli.plan.remarks import SYNCHRONOUS, TAKES, WORTH_MORE
 from diloco_cli.plots import bar_chart
 from diloco_cli.units import format_bandwidth, format_count, format_duration, format_size
 
@@ -36,7 +39,8 @@ LOSSES = {
     "after failures": "failures",
 }
 LEAST_LOSS = 0.005
-MORE = "more: -v, --explain, --json; what could be: --set, --objective, --budget; start it: diloco launch"
+FULL = 75.0  # percent of its slot: of a syncer for which islands are left out
+MORE = "more: -v, --explain, --json; what if: --set, --objective, --without, --add; start it: "
 GB = 1e9
 
 
@@ -99,27 +103,28 @@ def _lines(columns: Sequence[Column], islands: Sequence[PlannedIsland]) -> list[
     return table(rows, gap=" ", left=[number for number, column in enumerate(columns) if column.left])
 
 
-def plan_text(plan: Plan) -> str:
-    """One screen, for any number of islands."""
+def plan_text(plan: Plan, confirmed: str = "", start: str = "diloco launch") -> str:
+    """One screen, for any number of islands. `confirmed`: what a simulation says. `start`: how the run is
+    started."""
     warnings = [w for w in plan.warnings if " is excluded: " not in w]
     left_out = [f"{e.name}: {'; '.join((e.reason, *e.suggestions[:1]))}" for e in plan.excluded]
     return _joined(
-        answer(plan),
-        _line(f"{plan.verdict}: {plan.why}", "  "),
+        answer(plan, confirmed),
+        line_of(f"{plan.verdict}: {plan.why}", "  "),
         grouped_islands(plan.islands, min(table_columns(), WIDEST)),
-        _line(f"exchange   {_exchange(plan)}", LABEL),
+        line_of(f"exchange   {_exchange(plan)}", LABEL),
         _first("left out", left_out),
         _first("to look at", warnings),
-        _line(MORE, "  "),
+        line_of(MORE + start, "  "),
     )
 
 
-def details_text(plan: Plan) -> str:
+def details_text(plan: Plan, confirmed: str = "") -> str:
     """Everything that is known of the plan."""
     alternatives = [f"{a.name}: {format_count(a.tokens_per_s)} tok/s, {a.reason}" for a in plan.alternatives]
     formed = [f"{f.name}: {compress_hostlist(f.machines).replace(',', ', ')}: {f.reason}" for f in plan.formed]
     return _joined(
-        answer(plan),
+        answer(plan, confirmed),
         _wrapped(f"{plan.verdict}: {plan.why}", "  "),
         islands_table(plan.islands, table_columns()),
         _list("islands were formed of machines", formed),
@@ -134,27 +139,52 @@ def details_text(plan: Plan) -> str:
     )
 
 
+def labelled(said: Mapping[str, str]) -> str:
+    return "\n".join(line for label, text in said.items() for line in line_of(f"{label:<11}{text}", LABEL))
+
+
 def _joined(*blocks: Sequence[str]) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def answer(plan: Plan) -> list[str]:
-    """When it ends, how fast it is, what it costs; how sure that is; what limits it; what would help most."""
+def answer(plan: Plan, confirmed: str = "") -> list[str]:
+    """When it ends, how fast it is, what it costs; how sure that is, and what a simulation says; what limits it; what
+    would help most."""
     p, m = plan.prediction, plan.money
     ends = f"{format_count(plan.run.train.tokens)} tokens in {format_duration(p.days_to_target * DAY_S)}"
-    costs = f"{m.total:,.0f} in all ({m.per_h:.2f}/h)" if m.accelerators_per_h or m.egress_per_day else "no price given"
+    priced = m.accelerators_per_h or m.egress_per_day or m.downloads_per_day
+    costs = f"{m.total:,.0f} in all ({m.per_h:.2f}/h)" if priced else "no price given"
     said = {"": f"{ends}: {format_count(p.tokens_per_s)} tok/s, {costs}"}
-    said |= {"how sure": _how_sure(plan), "limited by": _limits(plan), "would help": _help(plan)}
-    return [line for label, text in said.items() for line in _line(f"{label:<11}{text}" if label else text, LABEL)]
+    said |= {"how sure": _how_sure(plan)} | ({"confirmed": confirmed} if confirmed else {})
+    said |= {"limited by": _limits(plan), "would help": _help(plan)}
+    said |= {"loss": loss} if (loss := _loss(plan)) else {}
+    return [line for label, text in said.items() for line in line_of(f"{label:<11}{text}" if label else text, LABEL)]
+
+
+def _loss(plan: Plan) -> str:
+    """Over data-parallel training at equal tokens, as the nearest trial had it."""
+    numbers = plan.run.train.inner.name, plan.model.parameters, plan.run.train.tokens
+    found = expected_loss(len(plan.islands), rounds_of(plan.run, plan.islands), *numbers)
+    if found is None:
+        alone = "taken as that of data-parallel training: it is one island; a --deadline may take more"
+        return alone if plan.goal.objective == "loss" else ""
+    trial, interval = found.nearest, "" if found.nearest.half_width is None else f" ± {found.nearest.half_width:.1f}"
+    who = f"{trial.islands} islands with {trial.rounds} rounds of {trial.optimizer},"
+    who += f" {format_count(trial.parameters)} parameters and {trial.tokens_per_parameter:g} tokens for each"
+    seeds = "one seed" if trial.seeds == 1 else f"{trial.seeds} seeds"
+    beyond = f"; extrapolated: {', '.join(found.beyond)}" if found.beyond else ""
+    return f"{trial.percent:+.1f}{interval} % over data-parallel at equal tokens, as {who} had ({seeds}){beyond}"
 
 
 def _how_sure(plan: Plan) -> str:
     """What the speeds and links rest on."""
     stated = {island.name: island for island in plan.inventory.islands}
     islands = [stated[island.name] for island in plan.islands]
-    marks = {"measured": 0, "by the MFU given": 0, "guessed": 0}
+    marks = {"measured": 0, "by the MFU given": 0, "as public runs": 0, "guessed": 0}
     for island in islands:
-        marks["measured" if island.tokens_per_s else "by the MFU given" if island.mfu else "guessed"] += 1
+        device = find_device(island.accelerators.name, plan.inventory.devices)
+        guess = "as public runs" if has_public_runs(device, plan.run.train.precision) else "guessed"
+        marks["measured" if island.tokens_per_s else "by the MFU given" if island.mfu else guess] += 1
     speeds = ", ".join(f"{count} {mark}" for mark, count in marks.items() if count)
     unknown = sum(not (island.link.up_bps and island.link.down_bps) for island in islands)
     links = f"{unknown} of {len(islands)} links unknown, taken as fast enough" if unknown else "links as stated"
@@ -162,22 +192,30 @@ def _how_sure(plan: Plan) -> str:
 
 
 def _limits(plan: Plan) -> str:
-    stages, needs = plan.prediction.waterfall, plan.syncer
-    losses = {LOSSES[now.name]: 1 - now.tokens_per_s / before.tokens_per_s for before, now in pairwise(stages)}
-    largest = sorted((item for item in losses.items() if item[1] >= LEAST_LOSS), key=lambda item: -item[1])
-    found = ", ".join(f"{name} -{100 * share:.1f} %" for name, share in largest) or "the accelerators alone"
+    needs, ideal = plan.syncer, plan.prediction.tokens_per_s_ideal
+    found = ", ".join(f"{name} -{100 * share:.1f} %" for name, share in losses(plan)) or "the accelerators alone"
     late = f"the syncer, {needs.busy_percent:.0f} % busy: " if needs.busy_percent > 100 else ""
     busy = "" if late else f"; syncer {needs.busy_percent:.0f} % busy"
-    return f"{late}{found}, of {format_count(stages[0].tokens_per_s)} tok/s{busy}"
+    return f"{late}{found}, of {format_count(ideal)} tok/s{busy}"
+
+
+def losses(plan: Plan) -> list[tuple[str, float]]:
+    """From ideal to predicted: what takes a share of the speed, the largest first."""
+    stages = plan.prediction.waterfall
+    found = [(LOSSES[now.name], 1 - now.tokens_per_s / before.tokens_per_s) for before, now in pairwise(stages)]
+    return sorted((item for item in found if item[1] >= LEAST_LOSS), key=lambda item: -item[1])
 
 
 def _help(plan: Plan) -> str:
     """The best of the alternatives, if it is better than the plan."""
-    mine, of_cost = plan.prediction.tokens_per_s, plan.goal.objective == "cost"
-    tried = [a for a in plan.alternatives if a.tokens_per_s and a.name != SYNCHRONOUS]
-    best = max(tried, key=lambda a: -a.total if of_cost else a.tokens_per_s, default=None)
+    mine, of_cost, needs = plan.prediction.tokens_per_s, plan.goal.objective == "cost", plan.syncer
+    tried = [a for a in plan.alternatives if a.name != SYNCHRONOUS]
+    possible = (a for a in tried if a.tokens_per_s)
+    best = max(possible, key=lambda a: -a.total if of_cost else a.tokens_per_s, default=None)
     if best is None or (plan.money.total / best.total if of_cost else best.tokens_per_s / mine) < WORTH_MORE:
-        return f"nothing of what was tried ({len(tried)} other settings): more or faster accelerators"
+        full = plan.excluded and needs.busy_percent > FULL
+        more = f"the syncer is full, most of it for {TAKES[needs.limit]}" if full else "more or faster accelerators"
+        return f"nothing of what was tried ({len(tried)} other settings): {more}"
     money = f"{best.total:,.0f} in all instead of {plan.money.total:,.0f}, " if of_cost else ""
     return f"--set {best.name}: {money}{best.reason.rpartition(' (')[0]}"
 
@@ -188,12 +226,12 @@ def _exchange(plan: Plan) -> str:
     found = f"; searched: {', '.join(searched)}" if searched else ""
     found += f"; outer {fitting}" if (fitting := _fitting(plan)) else ""
     return (
-        f"each {s.sync_every} steps ({format_duration(s.round_s)}), {s.fragments} fragments, {_codecs(plan)}, overlap"
+        f"each {s.sync_every} steps ({format_duration(s.round_s)}), {s.fragments} fragments, {codecs(plan)}, overlap"
         f" {s.overlap}, quorum {s.quorum}{found}"
     )
 
 
-def _codecs(plan: Plan) -> str:
+def codecs(plan: Plan) -> str:
     s = plan.schedule
     return s.codec if s.codec == s.weights_codec else f"{s.codec} up, {s.weights_codec} down"
 
@@ -205,7 +243,7 @@ def _first(heading: str, lines: Sequence[str]) -> list[str]:
         said.setdefault(text, []).append(name)
     shown = [f"  - {_and_more(names)}: {text}" if text else f"  - {names[0]}" for text, names in said.items()]
     more = [f"  - and {len(shown) - MOST_LINES:,} more (-v)"] if len(shown) > MOST_LINES else []
-    wrapped = chain.from_iterable(_line(line, "    ") for line in [*shown[:MOST_LINES], *more])
+    wrapped = chain.from_iterable(line_of(line, "    ") for line in [*shown[:MOST_LINES], *more])
     return [f"{heading}:", *wrapped] if lines else []
 
 
@@ -309,7 +347,7 @@ def _schedule(plan: Plan) -> list[str]:
     offsets = ", ".join(map(str, s.offsets[:4])) + (f", ... {s.offsets[-1]}" if len(s.offsets) > 4 else "")
     lines = [
         f"round T    {s.sync_every} x {step}, the fastest step, = {round_}; H_i = round(T / step)",
-        f"slot       {round_} / {s.fragments} fragments = {slot}, {_codecs(plan)}",
+        f"slot       {round_} / {s.fragments} fragments = {slot}, {codecs(plan)}",
         f"offsets    a fragment is due after steps {offsets} of a round",
         f"overlap    {s.overlap} slots for an exchange of {exchange}: slack {slack}",
         f"quorum     {s.quorum}, grace {grace} ({gamma:g} of the slack, at most one slot)",
@@ -401,8 +439,9 @@ def _outcome(plan: Plan) -> list[str]:
     target = format_count(plan.run.train.tokens)
     lines = [f"{target} tokens in {format_duration(p.days_to_target * DAY_S)}"]
     lines += _labelled("present", _present(plan))
-    if p.price_per_h or p.egress_per_day or m.mirrors_per_day:
+    if p.price_per_h or p.egress_per_day or m.mirrors_per_day or m.downloads_per_day:
         parts = f"accelerators {m.accelerators_per_h:.2f}/h, egress {m.egress_per_day:.2f}/day"
+        parts += f", downloads {m.downloads_per_day:.2f}/day" if m.downloads_per_day else ""
         parts += f", between buckets {m.mirrors_per_day:.2f}/day" if m.mirrors_per_day else ""
         rest = f"requests {m.requests_per_day:.2f}/day, storage {m.storage_total:,.0f} in all"
         per_token = f"{m.per_billion_tokens:.3g} per 1B tokens"
@@ -444,7 +483,7 @@ def _labelled(label: str, text: str) -> list[str]:
     return _wrapped(f"{label:<11}{text}", " " * 11)
 
 
-def _line(line: str, indent: str) -> list[str]:
+def line_of(line: str, indent: str) -> list[str]:
     """As wide as the screen, up to WIDEST."""
     return _wrapped(line, indent, min(table_columns(), WIDEST))
 
@@ -469,13 +508,21 @@ def _explained(item: Mapping[str, Any]) -> list[str]:
     return [head, body, f"      = {item['numbers']}"] if item["numbers"] else [head, body]
 
 
-def confirmed_text(found: Mapping[str, Any]) -> str:
-    rates = [format_count(found[name]) for name in ("tokens_per_s", "planned_tokens_per_s")]
-    text = (
-        f"confirmed  {rates[0]} tok/s by the run's own syncer and learners in {format_duration(found['simulated_s'])}"
-        f" of virtual time, without failures; the plan says {rates[1]} ({found['off_percent']:+.1f} %)"
-    )
-    return "\n".join(_wrapped(text, LABEL))
+def confirmed_text(plan: Plan, extra: Mapping[str, Any]) -> str:
+    """What the run's own syncer and learners merge in virtual time, its range, and by how much the plan is off."""
+    if "confirmed" not in extra:
+        return f"no: {extra['not_confirmed']}" if "not_confirmed" in extra else ""
+    found = extra["confirmed"]
+    rate, least, most = (found[f"{name}tokens_per_s"] for name in ("", "least_", "most_"))
+    if not rate:
+        return f"nothing was merged in {format_duration(found['simulated_s'])} of virtual time"
+    days = [format_duration(plan.run.train.tokens / each) if each else "never" for each in (most, least)]
+    ends = f"{format_count(least)} to {format_count(most)} ({' to '.join(days)})"
+    why = f"links and speeds {found['off_percent']:.0f} % off"
+    why += f" and {found['histories']} histories of failures" if found["histories"] else ""
+    off = round(found["plan_off_percent"])
+    says = f"{abs(off)} % {'more' if off > 0 else 'less'}" if off else "the same"
+    return f"{format_count(rate)} tok/s in virtual time, {ends} with {why}; the plan says {says}"
 
 
 def calibration_text(comparison: Sequence[Mapping[str, Any]]) -> str:
@@ -483,8 +530,10 @@ def calibration_text(comparison: Sequence[Mapping[str, Any]]) -> str:
     rows = [("compared", "predicted", "measured", "measured / predicted")]
     rows += [(row["what"], _number(row["predicted"]), _number(row["measured"]), _ratio(row)) for row in comparison]
     lines = table(rows, gap=" ")
-    notes = [f"{row['what']}: {row['note']}" for row in comparison if row["note"]]
-    return "\n".join([*lines, *notes, "", "planned again with the measured speeds:"])
+    noted = {row["note"]: row["what"].rpartition(": ")[2] for row in reversed(comparison) if row["note"]}
+    notes = [f"{what}: {note}" for note, what in reversed(noted.items())]
+    again = "planned again with what was measured (speeds, links up, failures and restarts):"
+    return "\n".join([*lines, *notes, "", again])
 
 
 def _number(value: float | None) -> str:

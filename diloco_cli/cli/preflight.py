@@ -26,6 +26,7 @@ from diloco_cli.errors import DilocoError, InfeasibleError, StoreError, UsageErr
 from diloco_cli.launch.plan_files import config_of
 from diloco_cli.plan.candidates import not_launched
 from diloco_cli.plan.plan import Plan
+from diloco_cli.plan.remarks import some_of
 from diloco_cli.runtime.units import is_submitted
 from diloco_cli.store.open import check_credentials
 from diloco_cli.store.port import StoreGoneError
@@ -72,6 +73,11 @@ class Preflight:
         """The islands whose learners would start on this machine."""
         planned = {island.name for island in self.plan.islands if self.region in (None, island.region)}
         return [i for i in self.plan.inventory.islands if i.name in planned and i.infra == "local" and self.starts]
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether jobs would be submitted."""
+        return self.starts and self.submits and any(is_submitted(one.starts_by) for one in self.plan.inventory.islands)
 
     def problems(self, tell: Callable[[str], None]) -> Iterator[tuple[DilocoError, bool]]:
         """What fails, and whether it may be otherwise on another machine. `tell` takes what is worth a line."""
@@ -134,10 +140,18 @@ def _devices(it: Preflight) -> None:
 
 def _jobs(it: Preflight) -> None:
     """Whether the cluster would take them, before anything is created."""
-    if it.starts and it.submits and any(is_submitted(island.starts_by) for island in it.plan.inventory.islands):
+    if it.has_jobs:
         from diloco_cli.cli.jobs import check_jobs, planned_jobs
 
         check_jobs(planned_jobs(it.plan, it.region, it.folder, it.syncer_here))
+
+
+def _sites(it: Preflight) -> None:
+    """Where jobs want to have diloco brought, it is, before anything of the run is created."""
+    if it.has_jobs and it.prepare is not None:
+        from diloco_cli.cli.jobs import make_ready, planned_jobs
+
+        make_ready(planned_jobs(it.plan, it.region, it.folder, it.syncer_here))
 
 
 def _first_step(it: Preflight) -> str | None:
@@ -187,6 +201,7 @@ CHECKS: tuple[tuple[Callable[[Preflight], str | None], bool], ...] = (
     (_jobs, True),
     (lambda it: None if it.prepare is None else it.prepare(), False),
     (_first_step, False),
+    (_sites, True),
 )
 """(the check, whether what it finds is of this machine alone)"""
 
@@ -264,7 +279,7 @@ def refuse_without_a_model(plan: Plan) -> None:
     here = [i.name for i in plan.inventory.islands if i.infra == "local" or is_submitted(i.starts_by)]
     if here and not plan.run.model.is_built:
         raise UsageError(
-            f"model: nothing says how to build what {', '.join(here)} would train",
+            f"nothing says how to build what {some_of(here)} would train",
             where="model",
             hint="give a preset, an entrypoint or huggingface; or, for loops of your own elsewhere: --create-only",
         )

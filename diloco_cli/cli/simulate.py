@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from diloco_cli.faults import Injection, Scenario
     from diloco_cli.forecast.chips import Constants
     from diloco_cli.forecast.fleet import Hardware, SimulatedFleet, StartUps
+    from diloco_cli.forecast.goodput import GoodputRow
     from diloco_cli.forecast.run import Price
+    from diloco_cli.forecast.uneven import MixedRow, ScavengedRow
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.protocol.rules.capacity import SyncerMachine
     from diloco_cli.store.port import Store
@@ -41,6 +43,7 @@ FITTED_NOTE = (
     "The published decoupled rows are reproduced by H = 100, P = 18 (both fitted) and tau = 2; the setting that the "
     "publication names, H = P = 24, needs more and stands below them."
 )
+OF_A_FAILING_FLEET = ("chips", "learners", "mtbi", "repair", "days", "seed", "seeds", "plot")
 OF_A_MODEL = ("step", "sites", "every", "fragments", "overlap")
 DEFAULT_SLOTS = 300  # where neither the command nor a scenario says how long
 MAX_RUN_DAYS = 30.0
@@ -58,6 +61,7 @@ simulate = typer.Typer(
 
 @simulate.command("goodput")
 def goodput(
+    context: typer.Context,
     chips: str = typer.Option(None, "--chips", help="Chips of the whole fleet, such as 1.2M."),
     learners: int = typer.Option(None, "--learners", min=1, max=MAX_LEARNERS, help="Learners that share them."),
     mtbi: str = typer.Option(None, "--mtbi", help="Mean time between interrupts of one chip, such as 365 d."),
@@ -66,34 +70,27 @@ def goodput(
     seed: int = typer.Option(0, "--seed", min=0, help="The first history's seed."),
     seeds: int = typer.Option(None, "--seeds", min=1, max=MAX_SEEDS, help="Histories of each cell."),
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a picture (SVG) here."),
+    mixed: bool = typer.Option(False, "--mixed", help="Instead: of learners on two kinds of hardware."),
+    scavenge: bool = typer.Option(False, "--scavenge", help="Instead: the time with more learners for half of a run."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """Goodput and uptime of a failing fleet: decoupled learners, data-parallel beside them.
 
-    Without options: the table of arXiv 2604.21428 (its chips, its learners), with the difference per cell. For the
-    islands of your own plan: diloco plan --simulate.
+    Without options: the table of arXiv 2604.21428 (its chips, its learners), with the difference per cell; --mixed and
+    --scavenge: its tables of mixed hardware and of scavenged capacity. For the islands of your own plan: diloco plan
+    --simulate.
     """
-    from diloco_cli.forecast.chips import equal_learners
-    from diloco_cli.forecast.goodput import all_methods, published_grid
-
+    if mixed or scavenge:
+        _print_uneven(context, mixed, scavenge, json)
+        return
     own, constants = chips is not None or learners is not None, _constants(mtbi, repair)
     days = days or (FLEET_DAYS if own else GRID_DAYS)
     numbers = list(range(seed, seed + (seeds or (FLEET_SEEDS if own else GRID_SEEDS))))
     started_s = monotonic_s()
-    with progress("simulating") as shown:
-        if own:
-            number, total = learners or 8, 1_200_000 if chips is None else parse_count(chips)
-            if not number <= total <= MAX_CHIPS:
-                raise UsageError(
-                    f"--chips {total} is out of range: from one per learner ({number}) to {MAX_CHIPS:,}",
-                    hint="diloco simulate goodput --chips 1.2M --learners 8",
-                )
-            rows = list(all_methods(equal_learners(total, number, constants), total, constants, days, numbers))
-        else:
-            rows = []
-            for row in published_grid(constants, days, numbers):
-                rows.append(row)
-                shown.share = lambda: len(rows) / CELLS
+    if own:
+        rows = _own_fleet(1_200_000 if chips is None else parse_count(chips), learners or 8, constants, days, numbers)
+    else:
+        rows = _published_grid(constants, days, numbers)
     data = {
         "rows": [asdict(row) for row in rows],
         "goodput_meaning": "share of the allocated chip time that is spent on steps that count",
@@ -115,6 +112,51 @@ def goodput(
         from diloco_cli.cli.simulate_view import goodput_text
 
         print(goodput_text(rows, data))
+
+
+def _own_fleet(chips: int, learners: int, constants: Constants, days: float, seeds: Sequence[int]) -> list[GoodputRow]:
+    from diloco_cli.forecast.chips import equal_learners
+    from diloco_cli.forecast.goodput import all_methods
+
+    if not learners <= chips <= MAX_CHIPS:
+        raise UsageError(
+            f"--chips {chips} is out of range: from one per learner ({learners}) to {MAX_CHIPS:,}",
+            hint="diloco simulate goodput --chips 1.2M --learners 8",
+        )
+    with progress("simulating"):
+        return list(all_methods(equal_learners(chips, learners, constants), chips, constants, days, seeds))
+
+
+def _published_grid(constants: Constants, days: float, seeds: Sequence[int]) -> list[GoodputRow]:
+    from diloco_cli.forecast.goodput import published_grid
+
+    rows: list[GoodputRow] = []
+    with progress("simulating") as shown:
+        shown.share = lambda: len(rows) / CELLS
+        rows.extend(published_grid(constants, days, seeds))
+    return rows
+
+
+def _print_uneven(context: typer.Context, mixed: bool, scavenge: bool, json: bool) -> None:
+    """The published table of mixed hardware, or that of scavenged capacity."""
+    from diloco_cli.cli.simulate_view import mixed_text, scavenged_text
+    from diloco_cli.forecast.uneven import mixed_constants, mixed_rows, scavenged_constants, scavenged_rows
+
+    if mixed and scavenge:
+        raise UsageError("--mixed and --scavenge are two tables", hint="diloco simulate goodput --mixed")
+    given = [f"--{name}" for name in OF_A_FAILING_FLEET if _is_given(context, name)]
+    if given:
+        table = "--mixed" if mixed else "--scavenge"
+        raise UsageError(
+            f"{table} is a published table without failures, and takes no {', '.join(given)}",
+            hint=f"diloco simulate goodput {table}",
+        )
+    if not json:
+        print(mixed_text(mixed_rows()) if mixed else scavenged_text(scavenged_rows()))
+        return
+    rows: Sequence[MixedRow | ScavengedRow] = mixed_rows() if mixed else scavenged_rows()
+    constants = mixed_constants() if mixed else scavenged_constants()
+    print_json("simulate goodput", {"rows": [asdict(row) for row in rows], "constants": constants, "fitted": []})
 
 
 def _constants(mtbi: str | None, repair: str | None) -> Constants:
@@ -171,7 +213,7 @@ def bandwidth(
     plan need and have: diloco plan.
     """
     from diloco_cli.forecast.bandwidth import BUCKETS, FITTED, Exchange, published_rows, rows_of
-    from diloco_cli.plan.flow import BACKWARD_SHARE
+    from diloco_cli.plan.fabric import BACKWARD_SHARE
     from diloco_cli.plan.link import CODEC_BITS
 
     constants: dict[str, float] = {"buckets": BUCKETS, "backward_share": BACKWARD_SHARE}
@@ -317,19 +359,20 @@ def of_existing(opened: OpenRun) -> Subject:
     ]
     run = replace(run, islands=tuple(islands))
     slot_s = min(i.local_steps * i.step_s for i in islands) / run.num_fragments
-    starts = _start_ups(opened.store, facts.written)
+    starts = start_ups_of(opened.store, facts.written)
     shown = ", ".join(f"{name} {format_duration(starts.of(name, 1) or 0.0)}" for name in sorted(starts.seen))
     own = [f"killed units take as long as this run's own to start: {shown}"] * bool(shown)
     return Subject(run, {}, {}, (), (OF_AN_EXISTING_RUN, source, *own), slot_s, machine, starts)
 
 
-def _start_ups(store: Store, written: Sequence[Event]) -> StartUps:
-    """As the run's events and its units' newest claims show them."""
+def start_ups_of(store: Store, written: Sequence[Event], kinds: Sequence[str] = ("started", "restarted")) -> StartUps:
+    """From events of these kinds until the unit claims its place, as the run's events and its units' newest claims show
+    it."""
     from diloco_cli.forecast.fleet import start_ups
 
     started: dict[str, list[float]] = {}
     for event in written:
-        if event.kind in ("started", "restarted"):
+        if event.kind in kinds:
             started.setdefault(event.unit, []).append(parse_time(event.time) or 0.0)
     claimed = {}
     for name in started:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from diloco_cli.forecast.bandwidth import BandwidthRow
     from diloco_cli.forecast.goodput import GoodputRow
     from diloco_cli.forecast.run import IslandReport, RunForecast
+    from diloco_cli.forecast.uneven import MixedRow, ScavengedRow
 
 COLUMNS = 80
 RUN_HEADINGS = ("ISLAND", "GOODPUT", "MERGED", "TRAINED", "MERGES", "STALL", "DOWN", "STARTS", "UP/DOWNLOAD")
@@ -120,6 +121,49 @@ def _slices(row: GoodputRow, fitted: int) -> str:
     actual = row.chips / row.slices
     here = "" if round(actual) == fitted else f" (here {actual:.4g}, to be whole ones)"
     return f"slices of {fitted} chips{here}"
+
+
+MIXED_NOTE = (
+    "K: the quorum, how many learners a merge waits for. What is published (arXiv 2604.21428) is of 4 learners on "
+    "each of two generations of TPUs. It does not say how much slower the one is, and with a quorum of 8 that alone "
+    "decides: so that row is not compared, and not fitted. In closed form: with equal steps between merges the K-th "
+    "fastest learner sets the pace, and faster ones wait. Islands of diloco have steps of their own in a round, and do "
+    "not wait."
+)
+SCAVENGED_NOTE = (
+    "Published (arXiv 2604.21428): 4 learners, and so many more for half of the FLOPs. In closed form: that half goes "
+    "faster by the number of learners, who cost the others nothing when they come or go. What data-parallel training "
+    "pays for that is not published: its times are as printed, not computed here."
+)
+
+
+def mixed_text(rows: Sequence[MixedRow]) -> str:
+    """A line for each rule of merging, a column for each speed of the slower learners."""
+    speeds = sorted({row.speed for row in rows})
+    lines = [["slower / faster", *(f"{speed:g}" for speed in speeds), "published"]]
+    for (quorum, window), group in groupby(rows, key=lambda row: (row.quorum, row.window)):
+        mine = list(group)
+        published, difference = mine[0].published_goodput_percent, mine[0].difference_points
+        beside = f"{published:.0f}" + ("" if difference is None else f" {difference:+.1f}")
+        name = f"K={quorum}, {'window' if window else 'no window'}"
+        lines.append([name, *(_percent(row.goodput_percent) for row in mine), beside])
+    title = "goodput, % of chip time, of 4 faster and 4 slower learners; the difference to the published"
+    return "\n".join([*wrap(title, COLUMNS), *table(lines), "", *wrap(MIXED_NOTE, COLUMNS)])
+
+
+def scavenged_text(rows: Sequence[ScavengedRow]) -> str:
+    lines = [["more learners", *(f"{more:g} %" for more in sorted({row.more_percent for row in rows}))]]
+    for method, group in groupby(rows, key=lambda row: row.method):
+        name = "decoupled" if method == "decoupled" else "data-parallel, printed"
+        lines.append([name, *map(_time_cell, group)])
+    title = "time to the same tokens, % of that without more learners, and the difference to the published"
+    return "\n".join([*wrap(title, COLUMNS), *table(lines), "", *wrap(SCAVENGED_NOTE, COLUMNS)])
+
+
+def _time_cell(row: ScavengedRow) -> str:
+    if row.time_percent is None or row.difference_points is None:
+        return f"({row.published_time_percent:.0f})"
+    return f"{row.time_percent:.1f} {row.difference_points:+.1f}"
 
 
 def goodput_plot(rows: Sequence[GoodputRow]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.arguments import LOOK_S, OpenRun, boxed, head_of, open_known_run, operator_of
 from diloco_cli.cli.hooks import HookCaller, Hooks
-from diloco_cli.cli.jobs import JobNews, hasten, jobs_before, submit_missing
+from diloco_cli.cli.jobs import JobNews, hasten, jobs_before, just_typed, submit_missing
 from diloco_cli.cli.output import print_json, screen_width, talk
 from diloco_cli.cli.status import Watcher
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
@@ -187,7 +187,7 @@ def go_on(
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
     units = _beside_others(opened, state, units)
-    by_region = region is not None
+    by_region = just_typed(region) is not None
     jobs = [] if before is None else submit_missing(opened, planned, here.folder, before, files, by_region)
     for line in job_lines(jobs):
         talk(line)

@@ -225,7 +225,7 @@ def refuse_newer(tree: Node, version: int) -> None:
     raise UsageError(
         f"version: {found.value} is newer than this diloco reads ({version})",
         where=found.where,
-        hint="pip install --upgrade diloco",
+        hint="take a newer diloco from where this one came; this one: diloco --version",
     )
 
 

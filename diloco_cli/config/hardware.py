@@ -28,6 +28,8 @@ FILE = Path(__file__).with_name("devices.yaml")
 CPU = "cpu"
 MPS = "mps"
 BACKENDS = ("cpu", "cuda", "mps")  # of torch, on which learners train
+VENDORS = re.compile(r"^(?:(?:NVIDIA|Tesla|Quadro|GeForce|AMD|Instinct|Radeon)[ -]+)+", re.IGNORECASE)
+PACKAGING = re.compile(r"-OAM$", re.IGNORECASE)
 SLICE = re.compile(r"(.+)-([1-9]\d{0,5})")
 
 
@@ -55,6 +57,15 @@ class Device(Settings, frozen=True):
     achievable: Annotated[
         Annotated[float, Meta(ge=0.01, le=1)] | None, doc("share of the peak that large matrix products reach")
     ] = None
+    mfu: Annotated[
+        Annotated[float, Meta(ge=0.01, le=1)] | None,
+        doc("share of the peak that public training runs of large models reach"),
+    ] = None
+    nvlink: Annotated[
+        Annotated[int, Meta(ge=2, le=5)] | None, doc("its generation, where it joins all devices of a node")
+    ] = None
+    pcie: Annotated[Annotated[int, Meta(ge=3, le=5)] | None, doc("its generation, of 16 lanes")] = None
+    network_gbps: Annotated[Positive | None, doc("Gbit/s of the network between nodes that one device has")] = None
     unit: Annotated[Text | None, doc("what one entry counts: chip, gpu, device")] = None
     check: Annotated[bool, doc("the figures are not from a primary source")] = False
     note: Text | None = None
@@ -68,6 +79,34 @@ HOST_DEVICES = {  # their speed depends on the machine: `plan` guesses it and sa
     CPU: Device(CPU, memory_gb=None, unit="core", note="memory is the host's", backend="cpu"),
     MPS: Device(MPS, memory_gb=None, unit="device", note="memory is the host's", backend="mps"),
 }
+
+
+NVLINK_GBPS = {2: 1200.0, 3: 2400.0, 4: 3600.0, 5: 7200.0}  # by generation; one way, of one device
+PCIE_GBPS = {3: 126.0, 4: 252.0, 5: 504.0}
+ETHERNET_GBPS = 100.0  # of a node: usual in data centres
+FabricKind = Literal["nvlink", "pcie", "ethernet"]
+FABRIC_KINDS: tuple[FabricKind, ...] = ("nvlink", "pcie", "ethernet")
+
+
+class Fabric(Settings, frozen=True):
+    """What joins an island's accelerators: a kind, or `gbps`: Gbit/s one way of the narrowest link on a ring around
+    them all, which is a node's network, or within one node an accelerator's link to the others."""
+
+    kind: FabricKind | None = None
+    gbps: Positive | None = None
+
+    def rate_gbps(self, device: Device) -> float | None:
+        """Gbit/s; None where the device's generation of it is not known."""
+        if self.kind == "nvlink":
+            return NVLINK_GBPS[device.nvlink] if device.nvlink else None
+        if self.kind == "pcie":
+            return PCIE_GBPS[device.pcie] if device.pcie else None
+        return ETHERNET_GBPS if self.kind == "ethernet" else self.gbps
+
+
+def fabric_kind(name: str | None) -> FabricKind | None:
+    """Of machines' fabric that is called as a kind is."""
+    return next((kind for kind in FABRIC_KINDS if kind == name), None)
 
 
 class Alias(Settings, frozen=True):
@@ -91,6 +130,11 @@ class Catalogue(Settings, frozen=True):
     devices: dict[str, Device]
     aliases: dict[str, Alias]
     slices: dict[str, Slice]
+
+
+def device_name(driver_name: str) -> str:
+    """`NVIDIA GeForce RTX 4090` -> RTX-4090: one word without the vendor; the catalogue's aliases match the rest."""
+    return PACKAGING.sub("", VENDORS.sub("", driver_name.strip()).replace(" ", "-")) or "accelerator"
 
 
 def find_device(name: str, own: Mapping[str, Device]) -> Device:
@@ -190,12 +234,20 @@ LOCAL_INFRA = ("local", "ssh")
 NAMED_INFRA = {"ssh": "HOST", "slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD", LOOP: "addressed"}
 INFRA_FORMS = ", ".join([*LOCAL_INFRA, *(f"{kind}/{what}" for kind, what in NAMED_INFRA.items())])
 VIA = r"^ssh [A-Za-z0-9][A-Za-z0-9._:@%+-]*$"
+WHEEL = r"^wheel(\[[a-z]+(,[a-z]+)*\])?$"
 FABRIC = r"^[\w.-]{1,63}$"
+MAX_FABRIC_GBPS = 1_000_000
 MAX_ACCELERATORS = 100_000
 WRITTEN_ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::([1-9]\d{0,5}))?")
 MAX_SLOWDOWN = 1000
 ACCELERATORS = {"type": "string", "pattern": f"^{WRITTEN_ACCELERATORS.pattern}$"}
 HOSTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+FABRIC_FORM = {
+    "anyOf": [
+        {"enum": list(FABRIC_KINDS)},
+        {"type": "object", "properties": {"gbps": {"type": "number", "exclusiveMinimum": 0}}, "required": ["gbps"]},
+    ]
+}
 EMULATE = {
     "type": "object", "properties": {"slowdown": {"type": "number", "minimum": 1}}, "required": ["slowdown"],
 }  # fmt: skip
@@ -251,6 +303,25 @@ def read_accelerators(node: Node, folder: Path) -> dict[str, Any]:
     if match is None or int(match[2] or 1) > MAX_ACCELERATORS:
         raise UsageError(f"must be NAME:COUNT such as H100-SXM:8 or cpu:1, not {shown(node)}", where=node.where)
     return {"name": match[1], "count": int(match[2] or 1)}
+
+
+def read_fabric(node: Node, folder: Path) -> dict[str, Any]:
+    """A kind, or {gbps: NUMBER}."""
+    found = plain(node)
+    if isinstance(found, str) and fabric_kind(found):
+        return {"kind": found}
+    allowed = f"allowed: {', '.join(FABRIC_KINDS)}, or its rate in Gbit/s such as {{gbps: 400}}"
+    if not isinstance(found, dict):
+        raise UsageError(
+            f"{shown(node)} is no kind of fabric{suggestion(node.text, FABRIC_KINDS)}; {allowed}", where=node.where
+        )
+    if set(found) != {"gbps"}:
+        written = f"a mapping of {', '.join(found)}" if found else "an empty mapping"
+        raise UsageError(f"must be {{gbps: NUMBER}}, not {written}; {allowed}", where=node.where)
+    if type(found["gbps"]) not in (int, float) or not 0 < found["gbps"] <= MAX_FABRIC_GBPS:
+        problem = f"gbps must be a number above 0 and at most {MAX_FABRIC_GBPS:,}, in Gbit/s, not {found['gbps']}"
+        raise UsageError(problem, where=node.where, hint="leave `fabric` out where its rate is not known")
+    return found
 
 
 def read_store_url(node: Node, folder: Path) -> str:

@@ -23,9 +23,12 @@ from diloco_cli.config.fields import (
 )
 from diloco_cli.config.hardware import (
     CPU,
+    FABRIC_KINDS,
     Accelerators,
     Device,
+    Fabric,
     compress_hostlist,
+    find_device,
     in_catalogue,
     resolve,
     with_catalogue_facts,
@@ -37,6 +40,7 @@ from diloco_cli.units import parse_bandwidth, parse_duration
 
 INVENTORY_VERSION = 1
 COMMENTED_EXAMPLE = "an inventory.yaml that explains every key: diloco init DIR --for several"
+RENTED = "or plan what to rent: diloco plan --add auto --deadline '3 d'"
 MAX_ISLANDS = 10_000
 MAX_MACHINES = 100_000
 PEAKS = ("bf16_tflops", "fp16_tflops", "fp32_tflops")
@@ -49,15 +53,15 @@ Entry = tuple[str, str]  # key and value as they are written
 Hardware = IslandSettings | MachineSettings
 
 
-def load_inventory(path: Path | str) -> Inventory:
+def load_inventory(path: Path | str, needs_hardware: bool = True) -> Inventory:
     """The inventory, with every store as an absolute URL and every device by its own name."""
     try:
-        return _load(Path(path))
+        return _load(Path(path), needs_hardware)
     except UsageError as error:
         raise UsageError(error.message, where=error.where, hint=error.hint or COMMENTED_EXAMPLE) from None
 
 
-def _load(path: Path) -> Inventory:
+def _load(path: Path, needs_hardware: bool) -> Inventory:
     tree = read_yaml_file(path)
     refuse_other_file(tree, "inventory", path)
     refuse_newer(tree, INVENTORY_VERSION)
@@ -68,6 +72,9 @@ def _load(path: Path) -> Inventory:
     places.require_facts_of_own_devices(inventory)
     inventory = replace(inventory, devices=with_catalogue_facts(inventory.devices))
     inventory = with_whole_hosts(with_own_names(inventory, places), places)
+    if needs_hardware and not inventory.islands and not inventory.machines:
+        problem = "the file lists no hardware: give islands, machines or both"
+        raise UsageError(problem, where=tree.where, hint=f"{COMMENTED_EXAMPLE}; {RENTED}")
     check_inventory(inventory, places)
     if inventory.store.allow_http is not None:  # for this process and the units that it starts
         set_environment_default(ALLOW_HTTP_VARIABLE, inventory.store.allow_http)
@@ -177,8 +184,6 @@ def check_inventory(inventory: Inventory, places: Places) -> None:
 
 def _check_sizes(inventory: Inventory, where: str) -> None:
     num_islands, num_machines = len(inventory.islands), sum(machine.nodes for machine in inventory.machines)
-    if not inventory.islands and not inventory.machines:
-        raise UsageError("the file lists no hardware: give islands, machines or both", where=where)
     if num_islands > MAX_ISLANDS:
         raise UsageError(f"islands: at most {MAX_ISLANDS} islands, not {num_islands}", where=where)
     if num_machines > MAX_MACHINES:
@@ -209,6 +214,20 @@ def _check_islands(inventory: Inventory, places: Places) -> None:
                 where=places.of(f"islands.{island.name}.ranks", entry.where),
                 hint=f"leave `ranks` out, or list fewer: accelerators: {island.accelerators.name}:{island.ranks}",
             )
+        if island.fabric is not None:
+            _check_fabric(island, island.fabric, inventory, places.of(f"islands.{island.name}.fabric", entry.where))
+
+
+def _check_fabric(island: IslandSettings, fabric: Fabric, inventory: Inventory, where: str) -> None:
+    device = find_device(island.accelerators.name, inventory.devices)
+    if fabric.rate_gbps(device) is None:
+        known = [kind for kind in FABRIC_KINDS if Fabric(kind).rate_gbps(device)]
+        raise UsageError(
+            f"islands.{island.name}.fabric: the catalogue knows no {fabric.kind} of {device.name};"
+            f" allowed: {', '.join(known)}, or its rate in Gbit/s such as {{gbps: 400}}",
+            where=where,
+            hint="leave `fabric` out, or give its rate",
+        )
 
 
 def _check_machines(inventory: Inventory, places: Places) -> None:
@@ -261,14 +280,15 @@ def _check_regions(inventory: Inventory, places: Places) -> None:
 
 
 USED = {  # of a site's keys, by its engine
-    "slurm": {"via", "directory", "setup", "account", "options"},
-    "ssh": {"via", "directory", "setup"},
+    "slurm": {"via", "directory", "setup", "install", "account", "options"},
+    "ssh": {"via", "directory", "setup", "install"},
     "kubernetes": {"image", "context", "options"},
 }
 SITE_KEYS = set().union(*USED.values())
 
 
 def _check_sites(inventory: Inventory, places: Places) -> None:
+    installs = dict[tuple[str | None, str, str], str]()
     for name, site in inventory.sites.items():
         where, at = places.of(f"sites.{name}.engine", places.tree.where), f"sites.{name}"
         for key in sorted(SITE_KEYS - USED[site.engine]):
@@ -279,6 +299,20 @@ def _check_sites(inventory: Inventory, places: Places) -> None:
             raise UsageError(
                 f"{at}: where {site.via} is, a directory from / is needed, for its jobs and their logs", where=where
             )
+        if site.install and site.via is None:
+            raise UsageError(
+                f"{at}.install: jobs of this machine's own Slurm run this machine's diloco",
+                where=places.of(f"{at}.install", where),
+                hint="leave it out; or, for a cluster behind a login node: via: ssh HOST",
+            )
+        if site.install:
+            first = installs.setdefault((site.host, site.directory or ".", site.install), name)
+            if (inventory.sites[first].setup or "") != (site.setup or ""):
+                raise UsageError(
+                    f"{at}: diloco is installed in one folder for {first} and {name}, and their setup differs",
+                    where=places.of(f"{at}.setup", where),
+                    hint="give both the same setup, or one of them another directory",
+                )
         if site.engine == "ssh" and site.via is None:
             raise UsageError(f"{at}: which host?", where=where, hint="via: ssh HOST")
     for path, entry, hardware in places.paths(inventory):
@@ -380,6 +414,13 @@ def _duration(seconds: float) -> str:
     return _quantity(seconds, DURATIONS, parse_duration)
 
 
+def _fabric(fabric: Fabric | str) -> str:
+    """Of an island what it is, of a machine its name."""
+    if isinstance(fabric, str):
+        return _scalar(fabric)
+    return fabric.kind or f"{{gbps: {_number(fabric.gbps or 0.0)}}}"
+
+
 def _quantity(value: float, units: tuple[tuple[float, str], ...], parse: Callable[[str], float]) -> str:
     """The value in the largest unit that gives a short text which reads back as exactly the same value."""
     for scale, unit in units:
@@ -392,6 +433,7 @@ def _quantity(value: float, units: tuple[tuple[float, str], ...], parse: Callabl
 
 SPELLING: dict[str, tuple[str, Callable[[Any], str]]] = {
     "accelerators": ("accelerators", lambda each: f"{each.name}:{each.count}"),
+    "fabric": ("fabric", _fabric),
     "hosts": ("hosts", lambda hosts: json.dumps(compress_hostlist(hosts))),
     "link": ("link", lambda link: _flow(_given(link))),
     "up_bps": ("up", _bandwidth),

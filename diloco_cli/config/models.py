@@ -206,10 +206,9 @@ class ModelFacts:
 
     def fragments(self, wanted: int) -> FragmentSizes:
         """Those of a layout with at most `wanted`."""
-        shares = fragment_shares(self, wanted)
-        count = len(shares)
-        largest = largest_fragment(self.parameters, count, max(shares) * count)
-        return FragmentSizes(count, largest, self.parameters * sum(share**2 for share in shares))
+        count, unevenness, squares = fragment_shape(self, wanted)
+        largest = largest_fragment(self.parameters, count, unevenness)
+        return FragmentSizes(count, largest, self.parameters * squares)
 
 
 @formula("model", "FLOPs per token")
@@ -230,10 +229,12 @@ def largest_fragment(parameters: int, fragments: int, unevenness: float) -> floa
 
 
 @lru_cache(maxsize=256)
-def fragment_shares(model: ModelFacts, wanted: int) -> tuple[float, ...]:
-    """Each fragment's share of the model, by the layout of its tensors as far as the numbers tell them."""
+def fragment_shape(model: ModelFacts, wanted: int) -> tuple[int, float, float]:
+    """(the fragments' number, their largest over their mean, the sum of the squares of their shares of the model), by
+    the layout of its tensors as far as the numbers tell them."""
     sizes = fragment_sizes(tensors_of(model), wanted)
-    return tuple(size / sum(sizes) for size in sizes)
+    count, whole = len(sizes), sum(sizes)
+    return count, max(sizes) / whole * count, sum((size / whole) ** 2 for size in sizes)
 
 
 def tensors_of(model: ModelFacts) -> list[ParameterFact]:
@@ -247,9 +248,12 @@ def tensors_of(model: ModelFacts) -> list[ParameterFact]:
     ]
 
 
-def facts_from_numbers(parameters: int, layers: int, width: int, sequence: int) -> ModelFacts:
-    """A transformer's layers hold 12 d^2 parameters each; the rest is assumed to be the embedding."""
-    embedding = max(0, parameters - 12 * layers * width**2)
+def facts_from_numbers(
+    parameters: int, layers: int, width: int, sequence: int, vocabulary: int | None = None
+) -> ModelFacts:
+    """Without a vocabulary: a transformer's layers hold 12 d^2 parameters each, and the rest is assumed to be the
+    embedding, which takes too much for it where layers hold more."""
+    embedding = vocabulary * width if vocabulary else max(0, parameters - 12 * layers * width**2)
     num_tensors = TENSORS_BESIDE_LAYERS + TENSORS_PER_DENSE_LAYER * layers
     hidden = parameters - embedding
     return ModelFacts(parameters, layers, width, sequence, embedding, num_tensors, hidden_parameters=hidden)

@@ -262,7 +262,7 @@ def refuse_together(
             if num_fragments < run.sync.fragments:
                 problem += f"; the model is too small for more than {num_fragments} fragments"
             place.refuse("sync.overlap", problem, "--set sync.overlap=auto")
-    if inventory.machines:
+    if inventory.machines or not inventory.islands:  # none yet where all are to be rented
         return
     if run.sync.quorum > count:
         place.refuse(
@@ -389,8 +389,13 @@ def check_model(model: ModelSettings, where: str) -> None:
         presets = f"a preset ({', '.join(MODEL_PRESETS)}), an entrypoint, a huggingface name or folder"
         allowed = f"{presets}, or parameters, layers, width and sequence"
         raise UsageError(f"model: nothing says which model; give {allowed}", where=where)
-    if model.vocabulary and (not model.preset or isinstance(MODEL_PRESETS[model.preset], ViTShape)):
-        raise UsageError("model: vocabulary belongs to a preset that reads text", where=where)
+    reads_text = model.preset and not isinstance(MODEL_PRESETS[model.preset], ViTShape)
+    if model.vocabulary and not reads_text and (kinds or missing):
+        raise UsageError("model: vocabulary belongs to a preset that reads text, or to plain numbers", where=where)
+    if model.vocabulary and model.parameters and model.vocabulary * (model.width or 0) >= model.parameters:
+        embedding = f"an embedding of vocabulary x width = {model.vocabulary * (model.width or 0):,}"
+        problem = f"model: {embedding} parameters leaves none of the model's {model.parameters:,} to its layers"
+        raise UsageError(problem, where=where)
     if model.args and not model.entrypoint:
         raise UsageError("model: args belong to an entrypoint, and there is none", where=where)
     _check_weights(model, where)

@@ -79,7 +79,8 @@ class ModelSettings(Settings, frozen=True):
         None
     )
     vocabulary: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_VOCABULARY)] | None, doc("of a preset that reads text; null: the 256 bytes")
+        Annotated[int, Meta(ge=1, le=MAX_VOCABULARY)] | None,
+        doc("of a preset that reads text (null: the 256 bytes), or of plain numbers"),
     ] = None
 
     @property
@@ -387,8 +388,11 @@ Installed = Annotated[hardware.Accelerators, form(hardware.read_accelerators, ha
 Infra = Annotated[str, form(hardware.read_infra, {"type": "string"})]
 Slowdown = Annotated[float, form(hardware.read_slowdown, hardware.EMULATE, key="emulate")]
 Options = Annotated[dict[str, Any], form(hardware.read_options, {"type": "object"})]
-Fabric = Annotated[str, matching(hardware.FABRIC, "one word for an interconnect, such as pod-a", ["string", "integer"])]
+FabricName = Annotated[
+    str, matching(hardware.FABRIC, "one word for an interconnect, such as pod-a", ["string", "integer"])
+]
 Host = Annotated[str, matching(r"^[A-Za-z0-9.:-]+$", "a host name or address")]
+Fabric = Annotated[hardware.Fabric, form(hardware.read_fabric, hardware.FABRIC_FORM)]
 StoreURL = Annotated[str, form(hardware.read_store_url, {"type": "string"})]
 Nodes = Annotated[int, Meta(ge=1, le=MAX_NODES)]
 
@@ -403,11 +407,14 @@ class IslandSettings(Settings, frozen=True):
     infra: Annotated[Infra, doc("what starts its processes")] = "local"
     hosts: Annotated[Hosts, doc("one node each")] = ()
     nodes: Annotated[Nodes, doc("how many nodes it has, all alike")] = 1
+    fabric: Annotated[
+        Fabric | None, doc("what joins them: {gbps: 400} | ethernet, or within one node nvlink | pcie; null: as usual")
+    ] = None
     link: Link = Link()
     mtbf_s: Annotated[LongDuration | None, doc("mean time between its failures")] = None
     restart_s: Annotated[LongDuration | None, doc("from a failure to its next useful step")] = None
     price_per_h: Annotated[Price, doc("of an hour")] = 0.0
-    egress_per_gb: Annotated[Egress, doc("of what leaves its region")] = 0.0
+    egress_per_gb: Annotated[Egress | None, doc("of what leaves its region; null: its region's")] = None
     slowdown: Annotated[Slowdown, doc("its steps take so many times longer, to try things out")] = 1.0
     batch_tokens: Annotated[Count | None, doc("of one of its steps; null: train.batch_tokens")] = None
     mfu: Annotated[Share | None, doc("share of the peak that training reaches")] = None
@@ -440,13 +447,13 @@ class MachineSettings(Settings, frozen=True):
     hosts: Annotated[Hosts, doc("one machine each")] = ()
     name: Annotated[Name | None, doc("where a scheduler picks the machines")] = None
     nodes: Annotated[Nodes, doc("how many machines")] = 1
-    fabric: Annotated[Fabric | None, doc("machines that name the same one may become one island")] = None
+    fabric: Annotated[FabricName | None, doc("machines that name the same one may become one island")] = None
     infra: Annotated[Infra, doc("what starts their processes")] = "local"
     link: Link = Link()
     mtbf_s: Annotated[LongDuration | None, doc("mean time between failures of one machine")] = None
     restart_s: Annotated[LongDuration | None, doc("from a failure to its next useful step")] = None
     price_per_h: Annotated[Price, doc("of an hour of one machine")] = 0.0
-    egress_per_gb: Annotated[Egress, doc("of what leaves its region")] = 0.0
+    egress_per_gb: Annotated[Egress | None, doc("of what leaves its region; null: its region's")] = None
     slowdown: Annotated[Slowdown, doc("its steps take so many times longer, to try things out")] = 1.0
     batch_tokens: Annotated[Count | None, doc("of one step of its island; null: train.batch_tokens")] = None
     mfu: Annotated[Share | None, doc("share of the peak that training reaches")] = None
@@ -460,6 +467,10 @@ class Site(Settings, frozen=True):
     via: Annotated[Annotated[str, matching(hardware.VIA, "`ssh HOST`")] | None, doc("where its commands run")] = None
     directory: Annotated[Text | None, doc("of the jobs there; all nodes see it")] = None
     setup: Annotated[Text | None, doc("a line of shell before `diloco`")] = None
+    install: Annotated[
+        Annotated[str, matching(hardware.WHEEL, "wheel, or wheel[EXTRA,...]")] | None,
+        doc("wheel, or wheel[hf]: `launch` brings diloco there, and pip its dependencies; null: it is there"),
+    ] = None
     account: Annotated[Text | None, doc("to which Slurm counts the jobs")] = None
     image: Annotated[Text | None, doc("of Kubernetes' pods")] = None
     context: Annotated[Text | None, doc("of kubectl; null: the site's name")] = None

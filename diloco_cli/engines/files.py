@@ -9,6 +9,7 @@ from pathlib import Path
 
 from diloco_cli.engines.port import JobSpec
 from diloco_cli.engines.sites import engine_of
+from diloco_cli.engines.wheel import folder_of
 from diloco_cli.errors import NotFoundError, RefusedError, UsageError
 from diloco_cli.paths import make_directory, write_whole
 
@@ -39,6 +40,10 @@ def edited(folder: Path, spec: JobSpec, plan: str) -> JobSpec:
         raise NotFoundError(f"{folder} has no file of {spec.unit}", where=str(path), hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot be read: {error}", where=str(path)) from None
+    install = None if spec.site is None else spec.site.install
+    if install is not None and folder_of(install) not in text:
+        what = "it runs the diloco of the day on which it was written, and the site is brought the one that is here now"
+        raise RefusedError(what, where=str(path), hint=hint)
     has, may_change = set(text.splitlines()), engine_of(spec.infra, spec.site).may_change
     lost = [line for line in _stamped(spec, plan).splitlines() if line not in has and not may_change.match(line)]
     if lost:

@@ -11,7 +11,7 @@ import base64
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -33,6 +33,7 @@ LEAVES_WITHIN_S = JOB_ENDS_S + 20.0
 GRACE_S = int(JOB_ENDS_S) + 2
 MAX_RETRIES = 100  # crashes, and pods that a person deletes; Kubernetes waits up to six minutes between them
 KEPT_S = 7 * 86_400  # a Job that is over, with what it has logged
+LEAST_CPU = 0.25  # of a syncer: room beside a learner that takes the node's other cores
 PORT = 29_400  # each pod has an address of its own
 RETRIED = [AGAIN_STATUS, *range(128 + 1, 128 + 32)]  # what signals end
 RUN, UNIT, RUN_URL = "diloco/run", "diloco/unit", "diloco/run-url"
@@ -100,7 +101,8 @@ def documents(spec: JobSpec, image: str, options: Mapping[str, Any]) -> list[Doc
     container: Document = {"name": OURS, "image": image, "command": words}
     container["terminationMessagePolicy"] = "FallbackToLogsOnError"  # `status` has its last words
     memory = {"memory": f"{spec.memory_gb}G"} if spec.memory_gb else {}  # no limit: it is planned, not measured
-    container["resources"] = {"requests": {"cpu": str(spec.cores), **memory}}
+    cpu = spec.cores if spec.busy_cores is None else min(spec.cores, max(LEAST_CPU, round(spec.busy_cores, 2)))
+    container["resources"] = {"requests": {"cpu": str(cpu), **memory}}
     pod: Document = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
@@ -289,6 +291,9 @@ class Kubernetes:
     def check(self, spec: JobSpec) -> None:
         with suppress(_TakenError):
             self._create(spec, self._checked(spec), "--dry-run=server", "--output=name")
+
+    def make_ready(self, tell: Callable[[str], None]) -> None:
+        """Its image has all that its pods need."""
 
     def submit(self, spec: JobSpec, key: str | None = None) -> Job:
         job, *others = self._checked(spec)

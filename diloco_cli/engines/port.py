@@ -14,7 +14,7 @@ command ends:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -63,9 +63,9 @@ class Job:
 class JobSpec:
     """A unit as a job. `run`: the run's URL at home, by which its jobs are found; `infra`: the engine, and where in it;
     `folder`: the working directory; `cores`, `gpus`, `memory_gb` (0: not known): of each of its `nodes`; `key`: the
-    file of its signing key. An engine whose jobs do not see this machine's files (`sees_files`) has a folder, a log and
-    a key of its own. `site`: what `infra` names, if
-    that is one. `text`: to submit instead of what would be rendered."""
+    file of its signing key; `busy_cores`: what it keeps busy by the plan, None: all. An engine whose jobs do not see
+    this machine's files (`sees_files`) has a folder, a log and a key of its own. `site`: what `infra` names, if that is
+    one. `text`: to submit instead of what would be rendered."""
 
     run: str
     run_name: str
@@ -79,6 +79,7 @@ class JobSpec:
     gpus: int = 0
     memory_gb: int = 0
     key: Path | None = None
+    busy_cores: float | None = None
     site: Site | None = None
     text: str | None = None
 
@@ -124,6 +125,10 @@ class Engine(Protocol):
 
     def check(self, spec: JobSpec) -> None:
         """Raises UsageError, in the engine's own words, if it would refuse the job or could never start it."""
+        ...
+
+    def make_ready(self, tell: Callable[[str], None]) -> None:
+        """Bring what its jobs need, where the site wants that: may take minutes, and is soon done the next time."""
         ...
 
     def submit(self, spec: JobSpec, key: str | None = None) -> Job:

@@ -16,13 +16,13 @@ from diloco_cli.runtime.units import ENGINES
 def _slurm(place: str, site: Site | None) -> Engine:
     if site is None:  # a partition of this machine's
         return Slurm()
-    return Slurm(f"slurm/{place}", site.host, site.directory or "", site.setup or "")
+    return Slurm(f"slurm/{place}", site.host, site.directory or "", site.setup or "", site.install)
 
 
 def _ssh(place: str, site: Site | None) -> Engine:
     if site is None:
         return Ssh(f"ssh/{place}", place)
-    return Ssh(f"ssh/{place}", site.host or place, site.setup or "", site.directory or ".")
+    return Ssh(f"ssh/{place}", site.host or place, site.setup or "", site.directory or ".", site.install)
 
 
 def _kubernetes(place: str, site: Site | None) -> Engine:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,6 +19,7 @@ from pathlib import PurePath
 from diloco_cli.engines.port import Job, JobSpec, JobState, LogCommands, job_names, of_each_unit
 from diloco_cli.engines.ssh import check_installed, tails_of
 from diloco_cli.engines.tool import over_ssh, run_tool, tool_directory
+from diloco_cli.engines.wheel import bring, setup_line
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError
 from diloco_cli.paths import make_directory, write_whole
@@ -41,6 +42,7 @@ FORGET = """\
   case $log in */diloco-*-jobs/*.log) rm -f -- "${{log%.log}}.key" ;; esac
 done
 """
+BESIDE = "  # diloco: also before what acts beside the unit"
 CHANGEABLE = ("partition", "cpus-per-task", "gpus-per-node", "mem")  # by who edits a script
 COLUMNS = "%i|%j|%T|%r|%N|%U|%k"
 STATES = {
@@ -68,12 +70,15 @@ STATES = {
     "BOOT_FAIL": JobState.FAILED,
     "OUT_OF_MEMORY": JobState.FAILED,
 }
+NOT_NOW = "Requested node configuration is not available"
+OUT = re.compile("down|drain|fail|maint|reboot|unk|inval|resp|perfctrs")  # a node's state, in which it starts no job
 HELD = re.compile(r"JobHeld|[Hh]eld\b|JobRequeueHold")
 MEANINGS = {
     "Resources": "waits for free nodes",
     "Priority": "others are before it",
     "BeginTime": "Slurm holds a job back for two minutes after a requeue",
     "Dependency": "another job of its name has not ended",
+    "Nodes required for job are DOWN": "scontrol show node says why, and who mends it",
     "PartitionConfig": "asks for more than the partition has: it would wait for ever",
     "BadConstraints": "no node is like this: it would wait for ever",
     "PartitionDown": "the partition is down",
@@ -117,7 +122,8 @@ def render(spec: JobSpec, tools: str) -> str:
     """The batch script. `tools`: the directory of Slurm's commands. Raises UsageError for words that could not stand in
     it: they may come from a bucket."""
     options = options_of(spec)
-    setup = (spec.site and spec.site.setup) or ""
+    site = spec.site
+    setup = "" if site is None else setup_line(site.setup or "", site.directory or "", site.install)
     if not PLACE.fullmatch(spec.place):
         raise UsageError(f"{spec.place!a} is no partition", where=spec.unit, hint="infra: slurm/PARTITION")
     if bad := [word for word in (*options, *options.values(), *spec.command, tools, setup) if not word.isprintable()]:
@@ -126,8 +132,8 @@ def render(spec: JobSpec, tools: str) -> str:
     asked = [f"#SBATCH --{name}" + (f"={shlex.quote(value)}" if value else "") for name, value in options.items()]
     key = [] if spec.key is None else [f"export {KEY_FILE_VARIABLE}={shlex.quote(str(spec.key))}"]
     # `exec`: signals of Slurm reach the unit itself; the notice kills nothing before it listens
-    lines = ["#!/bin/bash", *asked, "trap '' USR2", f'export HOME=~ PATH={shlex.quote(tools)}:"$PATH"', *key]
-    lines += [setup] if setup else []
+    own = [f'export HOME=~ PATH={shlex.quote(tools)}:"$PATH"', *key, *([setup] if setup else [])]
+    lines = ["#!/bin/bash", *asked, "trap '' USR2", *(line + BESIDE for line in own)]
     return "\n".join([*lines, f"exec {shlex.join(spec.command)}", ""])
 
 
@@ -197,12 +203,14 @@ def _there(via: str | None, *words: str) -> str:
 
 @dataclass(frozen=True)
 class Slurm:
-    """`via`: the host on which its commands run, and which sees `directory`, as all nodes do; `setup`: as of a site."""
+    """`via`: the host on which its commands run, and which sees `directory`, as all nodes do; `setup`, `install`: as of
+    a site."""
 
     name: str = "slurm"
     via: str | None = None
     directory: str = ""
     setup: str = ""
+    install: str | None = None
     may_change = re.compile(rf"#SBATCH --({'|'.join(CHANGEABLE)})=")
 
     @property
@@ -229,15 +237,30 @@ class Slurm:
 
     def check(self, spec: JobSpec) -> None:
         if self.via is not None:
-            check_installed(self.via, self.setup, self.directory, spec)
-        self._sbatch(spec, "--test-only")
+            check_installed(self.via, self.setup, self.directory, self.install, spec)
+        try:
+            self._sbatch(spec, "--test-only")
+        except UsageError as error:
+            if NOT_NOW not in error.message or not self._is_out(options_of(spec).get("partition", "")):
+                raise
+
+    def _is_out(self, partition: str) -> bool:
+        """Whether all of its nodes are down or drained: `--test-only` then refuses every job, while sbatch takes it,
+        and the queue says what it waits for. As long as one is left, what is refused may be more than any node has."""
+        words = ("sinfo", "-h", "-o", "%T", *(("-p", partition) if partition else ()))
+        states = self._run(words, ANSWERS_WITHIN_S, UsageError).split()
+        return bool(states) and all(map(OUT.search, states))
+
+    def make_ready(self, tell: Callable[[str], None]) -> None:
+        if self.via is not None and self.install is not None:
+            bring(self.via, self.setup, self.directory, self.install, tell)
 
     def submit(self, spec: JobSpec, key: str | None = None) -> Job:
-        self._make_ready(spec, key)
+        self._make_folder(spec, key)
         number = self._sbatch(spec, "--parsable").strip().splitlines()[-1].partition(";")[0]
         return Job(spec.unit, self.name, number, JobState.QUEUED, "submitted")
 
-    def _make_ready(self, spec: JobSpec, key: str | None) -> None:
+    def _make_folder(self, spec: JobSpec, key: str | None) -> None:
         """A job whose log's folder is missing would fail without a word."""
         if self.via is not None:
             logs, script = shlex.quote(str(spec.log.parent)), "umask 077\n"
@@ -263,7 +286,8 @@ class Slurm:
         except UsageError as error:
             error.where = error.where or f"{spec.unit} (slurm/{spec.place})"
             asks = f"{spec.nodes} x ({spec.cores} cores, {spec.gpus} GPUs, {spec.memory_gb or '?'} GB)"
-            whole = "; all that a node has: SBATCH_MEM_PER_NODE=0" if "memory" in str(error).lower() else ""
+            is_memory = spec.memory_gb and re.search(f"memory|{NOT_NOW}", str(error), re.IGNORECASE)
+            whole = "; for all the memory that a node has: SBATCH_MEM_PER_NODE=0" if is_memory else ""
             error.hint = error.hint or f"it asks for {asks}; what nodes have: sinfo -o '%P %D %c %G %m'{whole}"
             raise
 
@@ -305,10 +329,14 @@ class Slurm:
 
     def run_in(self, job: Job, words: Sequence[str], within_s: float) -> str:
         step = ("srun", f"--jobid={job.id}", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--export=NIL")
-        setup = shlex.quote(self.setup or ":")
-        if not self.sees_files:  # its commands are found as in the job
-            words = ("/bin/bash", "-c", f'export HOME=~\neval {setup} > /dev/null\nexec "$@"', "bash", *words)
+        if not self.sees_files:  # its commands are found as in the job: since then diloco may have been brought anew
+            words = ("/bin/bash", "-c", f'{{\n{self._setup_of(job)}\n}} > /dev/null\nexec "$@"', "bash", *words)
         return self._run((*step, *words), within_s, RefusedError)
+
+    def _setup_of(self, job: Job) -> str:
+        """What its script has of `render` before its command, without lines of the user, which may work and write."""
+        script = self._run(("scontrol", "write", "batch_script", job.id, "-"), ANSWERS_WITHIN_S, RefusedError)
+        return "\n".join([":", *(line for line in script.splitlines() if line.endswith(BESIDE))])
 
     def _run(self, words: tuple[str, ...], within_s: float, refusal: type[DilocoError], given: str = "") -> str:
         return run_tool(words, given, within_s=within_s, refusal=refusal, via=self.via)

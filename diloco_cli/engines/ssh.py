@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 from diloco_cli import __version__
 from diloco_cli.engines.port import Job, JobSpec, JobState, LogCommands, job_names
 from diloco_cli.engines.tool import over_ssh, run_tool
+from diloco_cli.engines.wheel import HINT, bring, found_there, setup_line
 from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError
 from diloco_cli.signing import KEY_FILE_VARIABLE
 from diloco_cli.store.url import parse_url
@@ -47,19 +48,24 @@ cd -- {directory} &&
 echo $? > "$job/status"
 rm -f "$job/key"
 """
-INSIDE = """\
+IN_JOB = """\
+cd "$jobs" || exit 1
+lease=$(grep -l "^{pid} " -- *-{unit}/lease)
+[ -f "${{lease%lease}}unit" ] || {{ echo "no folder, or two, of unit "{unit}" with process {pid}" >&2; exit 1; }}
+setup=$(grep "^eval " -- "${{lease%lease}}unit")
+cd
+eval "$setup" > /dev/null < /dev/null
+"""
+AT_HOME = """\
 cd
 eval {setup} > /dev/null < /dev/null
-cd -- {directory} || exit 1
 """
+THERE = "cd -- {directory} || exit 1\n"
 NO_BUCKET = "no bucket"
-VERSION = (
-    INSIDE
-    + """\
-[ -d {bucket} ] || exec echo {no_bucket}
-exec diloco --version
+VERSION = f"""\
+{AT_HOME}[ -d {{bucket}} ] || exec echo {{no_bucket}}
+{{found}}{THERE}exec diloco --version
 """
-)
 TOOLS = """\
 for tool in flock setsid; do
   command -v $tool > /dev/null || { echo "there is no command $tool, of util-linux" >&2; exit 1; }
@@ -121,9 +127,10 @@ def render(spec: JobSpec, host: str, setup: str, directory: str) -> str:
     return UNIT.format(**quoted, key=key, command=shlex.join(spec.command))
 
 
-def check_installed(host: str, setup: str, directory: str, spec: JobSpec, tools: str = "") -> None:
-    """Raises UsageError, in its own words, if `diloco` there is none, another version, or cannot be run, and if the
-    bucket is a folder that is not there, as far as it is on this machine already."""
+def check_installed(host: str, setup: str, directory: str, install: str | None, spec: JobSpec, tools: str = "") -> None:
+    """Raises UsageError, in its own words, if `diloco` there is none, another version, or cannot be run (where it is to
+    be installed first: if that cannot begin), and if the bucket is a folder that is not there, as far as it is on this
+    machine already."""
     is_folder = spec.run.startswith("file:") and f"--run={spec.run}" in spec.command
     bucket = Path(parse_url(spec.run).place if is_folder else "/")
     while not bucket.is_dir():
@@ -132,8 +139,10 @@ def check_installed(host: str, setup: str, directory: str, spec: JobSpec, tools:
         "setup": shlex.quote(setup or ":"),
         "directory": shlex.quote(directory),
         "bucket": shlex.quote(str(bucket)),
+        "found": found_there(directory, install),
     }
     hint = f"what it is there: ssh {host} \"bash -lc 'diloco --version'\"; a line before it: `setup` of a site"
+    hint = HINT.format(host=host) if install else f"{hint}; or have it brought: `install: wheel` of a site"
     try:
         script = tools + VERSION.format(**words, no_bucket=NO_BUCKET)
         found = _answer(host, script)
@@ -183,18 +192,20 @@ def read_jobs(text: str, run: str, run_name: str, engine: str) -> list[Job]:
 
 @dataclass(frozen=True)
 class Ssh:
-    """`host`: as in `ssh HOST`; `setup`: a line before `diloco`; `directory`: its working directory, from its home."""
+    """`host`: as in `ssh HOST`; `setup`: a line before `diloco`; `directory`: its working directory, from its home;
+    `install`: as of a site."""
 
     name: str
     host: str
     setup: str = ""
     directory: str = "."
+    install: str | None = None
     sees_files = False
     cluster = ""
     may_change = re.compile("eval |cd -- ")
 
     def render(self, spec: JobSpec) -> str:
-        return render(spec, self.host, self.setup, self.directory)
+        return render(spec, self.host, setup_line(self.setup, self.directory, self.install), self.directory)
 
     def check(self, spec: JobSpec) -> None:
         if spec.nodes > 1:
@@ -203,7 +214,11 @@ class Ssh:
                 where=spec.infra,
                 hint="infra: ssh without /HOST, and start it there by hand; or a scheduler",
             )
-        check_installed(self.host, self.setup, self.directory, spec, TOOLS)
+        check_installed(self.host, self.setup, self.directory, self.install, spec, TOOLS)
+
+    def make_ready(self, tell: Callable[[str], None]) -> None:
+        if self.install is not None:
+            bring(self.host, self.setup, self.directory, self.install, tell)
 
     def submit(self, spec: JobSpec, key: str | None = None) -> Job:
         words = {"name": spec.name, "unit": spec.text or self.render(spec), "key": key or ""}
@@ -234,8 +249,9 @@ class Ssh:
         raise RefusedError(f"nothing preempts units on {self.host}", hint=f"diloco chaos kill {job.unit}")
 
     def run_in(self, job: Job, words: Sequence[str], within_s: float) -> str:
-        inside = INSIDE.format(setup=shlex.quote(self.setup or ":"), directory=shlex.quote(self.directory))
-        return self._run(f"{inside}exec {shlex.join(words)}\n", within_s, RefusedError)
+        """With what the job's own script has set up: since then diloco may have been brought anew."""
+        own = {"pid": job.id, "unit": shlex.quote(job.unit), "directory": shlex.quote(self.directory)}
+        return self._run((IN_JOB + THERE).format(**own) + f"exec {shlex.join(words)}\n", within_s, RefusedError)
 
     def _run(self, script: str, within_s: float, refusal: type[DilocoError], login: bool = True) -> str:
         words = ("bash", "-s")

@@ -21,7 +21,6 @@ MAX_BATCH_BYTES = 1 << 16
 MAX_BATCH = 64  # events
 MAX_TEXT = 2048  # characters
 MAX_DATA = 16  # entries
-LATEST_S = 253_402_300_799.0  # the last second of the year 9999
 Scalar = str | int | float
 
 

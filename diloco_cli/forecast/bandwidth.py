@@ -13,7 +13,8 @@ from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
-from diloco_cli.plan.flow import BACKWARD_SHARE, GRADIENT_BITS, fragment_offsets
+from diloco_cli.plan.fabric import BACKWARD_SHARE
+from diloco_cli.plan.flow import GRADIENT_BITS, fragment_offsets
 
 GIGA = 1e9
 BUCKETS = 44  # of gradients, equal ones; the published rows fit 40 to 48

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import count, pairwise
 from math import inf
@@ -138,10 +138,6 @@ class SimulatedFleet:
         for name in list(self._paused):
             self._book_pause(name)
 
-    def training_of(self, condition: Condition) -> VirtualTraining:
-        """The training of an island; subclasses may override it."""
-        return VirtualTraining(condition)
-
     def learner_of(self, condition: Condition, *arguments: Any) -> VirtualLearner:
         """The learner of an island; subclasses may override it."""
         return VirtualLearner(condition, *arguments)
@@ -158,10 +154,14 @@ class SimulatedFleet:
 
     # -- processes ----------------------------------------------------------------------------------------------
 
+    def _run_of_a_process(self) -> RunFormat:
+        """It has read nothing yet; what it reads, no other has read."""
+        return replace(self.run, kept={})
+
     def _start_syncer(self, delay_s: float = 0.0) -> None:
         arithmetic = TraceArithmetic(self.run.num_fragments, self._refuse)
         syncer = Syncer(
-            self.run,
+            self._run_of_a_process(),
             self._claim(SYNCER),
             arithmetic,
             NoEvaluator(),
@@ -186,10 +186,10 @@ class SimulatedFleet:
 
         learner = self.learner_of(
             condition,
-            self.run,
+            self._run_of_a_process(),
             name,
             self._claim(name),
-            self.training_of(condition),
+            VirtualTraining(condition),
             NamedPayloads(name),
             self.nonce,
             VirtualLanes(begin).start,

@@ -16,7 +16,9 @@ from diloco_cli.forecast.chips import (
     MS,
     ChipsLearner,
     Constants,
+    Presence,
     Repair,
+    Timeline,
     equal_learners,
     fleet_goodput,
     fleet_uptime,
@@ -207,19 +209,28 @@ class Simulated:
     closed_form_quorum_percent: float
 
 
-def simulated(plan: Plan) -> Simulated:
-    """Every island fails and comes back by its MTBF and restart time; three histories of a month."""
+def histories_of_plan(plan: Plan, days: float, seeds: Sequence[int]) -> Iterator[list[Timeline]]:
+    """Every island fails and comes back by its MTBF and restart time."""
     chips, learners = sum(island.devices for island in plan.islands), learners_of_plan(plan)
-    seeds = [(seed, METHOD_NUMBERS["decoupled"], chips, len(learners)) for seed in SEEDS]
-    histories = [leap(learners, round(DAYS * DAY_MS), generator(*each)) for each in seeds]
-    quorum = plan.schedule.quorum
-    together = [presence(timelines, quorum, drift_s(plan.run.sync, plan.schedule)) for timelines in histories]
+    for seed in seeds:
+        streams = seed, METHOD_NUMBERS["decoupled"], chips, len(learners)
+        yield leap(learners, round(days * DAY_MS), generator(*streams))
+
+
+def presence_of_plan(plan: Plan, history: Sequence[Timeline]) -> Presence:
+    return presence(history, plan.schedule.quorum, drift_s(plan.run.sync, plan.schedule))
+
+
+def simulated(plan: Plan) -> Simulated:
+    """Three histories of a month."""
+    histories, quorum = list(histories_of_plan(plan, DAYS, SEEDS)), plan.schedule.quorum
+    together = [presence_of_plan(plan, history) for history in histories]
     counted = [each.goodput for each in together]
     after_link, after_failures = plan.prediction.waterfall[-2:]
     return Simulated(
         days=DAYS,
         seeds=SEEDS,
-        failures=sum(timeline.failures for timelines in histories for timeline in timelines),
+        failures=sum(timeline.failures for history in histories for timeline in history),
         failures_percent=100 * fmean(counted),
         failures_sd=100 * stdev(counted),
         closed_form_percent=100 * after_failures.tokens_per_s / after_link.tokens_per_s,

@@ -14,7 +14,7 @@ from diloco_cli.faults import Injection
 from diloco_cli.forecast.fleet import Hardware, SimulatedFleet, StartUps
 from diloco_cli.forecast.stand_ins import Condition, sizes_of
 from diloco_cli.layout import make_layout
-from diloco_cli.plan.candidates import crossing_of, egress_per_gb, restart_s
+from diloco_cli.plan.candidates import crossing_of, download_per_gb, egress_per_gb, restart_s
 from diloco_cli.plan.link import CODEC_BITS, machine_of, to_store, work_of
 from diloco_cli.plan.plan import Plan, plan_digest
 from diloco_cli.protocol.log.records import Island, RunFormat
@@ -31,10 +31,12 @@ NOT_CHARGED = ("requests", "storage")  # of a bucket: the plan counts them, a hi
 
 @dataclass(frozen=True)
 class Price:
-    """Of one island, in the inventory's currency. `egress_per_gb`: of what it sends; 0 to a bucket of its region."""
+    """Of one island, in the inventory's currency. `egress_per_gb`: of what it sends, `download_per_gb`: of what it
+    reads; 0 to and from a bucket of its region."""
 
     per_h: float = 0.0
     egress_per_gb: float = 0.0
+    download_per_gb: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,10 @@ def hardware_of_plan(plan: Plan) -> dict[str, Hardware]:
 def prices_of_plan(plan: Plan) -> dict[str, Price]:
     """As the plan charges them (plan/flow.py)."""
     inventory = plan.inventory
-    return {island.name: Price(island.price_per_h, egress_per_gb(island, inventory)) for island in inventory.islands}
+    return {
+        island.name: Price(island.price_per_h, egress_per_gb(island, inventory), download_per_gb(island, inventory))
+        for island in inventory.islands
+    }
 
 
 def not_charged(plan: Plan) -> tuple[str, ...]:
@@ -170,10 +175,23 @@ def simulated(
     return fleet
 
 
-WARM_ROUNDS, LEAST_SLOTS = 4, 72  # until a run has its pace; over which merges are counted
-MOST_OFFERS = 20_000  # of a confirmation
-SAVING_OFFERS = 1_500  # of one that has saved moments in it: from one save to the next
+WARM_ROUNDS = 4  # until a run has its pace
 MOST_BEFOREHAND = 5_000  # before a storm: some 10 s
+
+
+@dataclass(frozen=True)
+class SimulatedSpan:
+    """What of a run is played to confirm its plan. `warm_rounds`: until it has its pace; `least_slots`: over which
+    merges are counted; `saving_offers`: from one save of the moments to the next, at least a round; `most_offers`: that
+    are waited for."""
+
+    warm_rounds: float
+    least_slots: int
+    saving_offers: int
+    most_offers: int
+
+
+LONG, BRIEF = SimulatedSpan(WARM_ROUNDS, 72, 1_500, 20_000), SimulatedSpan(2.75, 48, 0, 2_200)
 
 
 @dataclass(frozen=True)
@@ -187,23 +205,44 @@ class Confirmed:
     simulated_s: float
 
 
-def confirmed(plan: Plan, on_start: Callable[[SimulatedFleet, float], object] = lambda fleet, for_s: None) -> Confirmed:
-    """Raises UsageError for more islands and fragments than a confirmation waits for."""
-    slot_s = max(plan.schedule.slot_s, plan.syncer.fastest_slot_s)
-    round_s, slowest_s = plan.schedule.fragments * slot_s, max(island.step_s for island in plan.islands)
-    inner, saved = plan.run.train.inner, 0
+def offers_to_confirm(plan: Plan, span: SimulatedSpan = LONG) -> float:
+    """That the islands make meanwhile: what takes the time."""
+    warm_s, counted_s, _ = _times_s(plan, span)
+    return len(plan.islands) * (warm_s + counted_s) / _slot_s(plan)
+
+
+def _slot_s(plan: Plan) -> float:
+    return max(plan.schedule.slot_s, plan.syncer.fastest_slot_s)
+
+
+def _times_s(plan: Plan, span: SimulatedSpan) -> tuple[float, float, int]:
+    """Until merges are counted, and for how long; the rounds from one save of the moments to the next, 0: no link is
+    known that they would fill."""
+    slot_s, slowest_s = _slot_s(plan), max(island.step_s for island in plan.islands)
+    round_s, saved = plan.schedule.fragments * slot_s, 0
     if any(island.up_mbps_available for island in plan.islands):
-        rounds = int(SAVING_OFFERS / (2 * len(plan.islands) * plan.schedule.fragments))
-        saved = min(inner.save_every, max(1, rounds))
-    from_s = max(WARM_ROUNDS * round_s, 3 * slowest_s, saved * round_s)
-    for_s = max(LEAST_SLOTS * slot_s, min(round_s, 20 * slowest_s), 4 * slowest_s)
-    for_s = max(1, ceil(for_s / (saved * round_s))) * saved * round_s if saved else for_s
-    offers = len(plan.islands) * (from_s + for_s) / slot_s
-    if offers > MOST_OFFERS:
+        rounds = int(span.saving_offers / (2 * len(plan.islands) * plan.schedule.fragments))
+        saved = min(plan.run.train.inner.save_every, max(1, rounds))
+    warm_s = max(span.warm_rounds * round_s, 3 * slowest_s, saved * round_s)
+    counted_s = max(span.least_slots * slot_s, min(round_s, 20 * slowest_s), 4 * slowest_s)
+    if saved:
+        counted_s = max(1, ceil(counted_s / (saved * round_s))) * saved * round_s
+    return warm_s, counted_s, saved
+
+
+def confirmed(
+    plan: Plan,
+    on_start: Callable[[SimulatedFleet, float], object] = lambda fleet, for_s: None,
+    span: SimulatedSpan = LONG,
+) -> Confirmed:
+    """Raises UsageError for more islands and fragments than `span` waits for."""
+    offers = offers_to_confirm(plan, span)
+    if offers > span.most_offers:
         raise UsageError(
-            f"to confirm this plan takes {offers:,.0f} simulated offers, more than {MOST_OFFERS:,}",
-            hint="diloco plan without --simulate; or a part of it: diloco simulate run RUN --for '1 h'",
+            f"to confirm this plan takes {offers:,.0f} simulated offers, more than {span.most_offers:,}",
+            hint="diloco plan --fast; or a part of it: diloco simulate run RUN --for '1 h'",
         )
+    (warm_s, counted_s, saved), inner = _times_s(plan, span), plan.run.train.inner
     often = replace(inner, save_every=saved or inner.save_every)
     endless = replace(plan.run, train=replace(plan.run.train, tokens=ENDLESS, inner=often))
     made, before = run_of_plan(replace(plan, run=endless), "confirmed", ""), list[int]()
@@ -212,11 +251,11 @@ def confirmed(plan: Plan, on_start: Callable[[SimulatedFleet, float], object] = 
         for condition in fleet.conditions.values():
             sizes = condition.sizes
             condition.sizes = replace(sizes, moments=sizes.moments * often.save_every / inner.save_every)
-        on_start(fleet, from_s + for_s)
-        fleet.world.call_at(from_s, lambda: before.append(fleet.state.tokens(made.layout)))
+        on_start(fleet, warm_s + counted_s)
+        fleet.world.call_at(warm_s, lambda: before.append(fleet.state.tokens(made.layout)))
 
-    fleet = simulated(made, {}, (), 0, from_s + for_s, machine_of(plan.inventory.store), watch)
-    rate = (fleet.state.tokens(made.layout) - before[0]) / for_s
+    fleet = simulated(made, {}, (), 0, warm_s + counted_s, machine_of(plan.inventory.store), watch)
+    rate = (fleet.state.tokens(made.layout) - before[0]) / counted_s
     planned = plan.prediction.waterfall[-2].tokens_per_s
     return Confirmed(rate, planned, 100 * (planned / rate - 1) if rate else inf, fleet.world.now_s)
 
@@ -304,7 +343,8 @@ def _island_report(condition: Condition, state: RunState, run: RunFormat, price:
         down_s=condition.down_s,
         up_bytes=round(condition.up_bytes),
         down_bytes=round(condition.down_bytes),
-        cost=price.per_h * seconds / HOUR_S + price.egress_per_gb * condition.up_bytes / GB,
+        cost=price.per_h * seconds / HOUR_S
+        + (price.egress_per_gb * condition.up_bytes + price.download_per_gb * condition.down_bytes) / GB,
     )
 
 

@@ -115,14 +115,6 @@ def make_format(
     )
 
 
-def signed(fresh: RunFormat, secret: Secret | None) -> RunFormat:
-    """A new run that will be signed, if there is a key. Raises UsageError for a key that was handed over."""
-    if secret is None:
-        return fresh
-    signing, keyring = secret.signing(), secret.keyring(fresh.run_id)
-    return replace(fresh, checksums=False, signing=signing, keyring=keyring)
-
-
 def create_run(
     store: Store, fresh: RunFormat, where: str, secret: Secret | None = None, searched: frozenset[str] = frozenset()
 ) -> tuple[RunFormat, Literal["created", "existed"]]:

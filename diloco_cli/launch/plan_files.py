@@ -45,6 +45,7 @@ from diloco_cli.plan.plan import (
 from diloco_cli.plan.planner import make_plan, pins_of
 from diloco_cli.plan.search import SEARCHED
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
+from diloco_cli.signing import Secret
 from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here
 from diloco_cli.store.port import MAX_CONNECTIONS
 from diloco_cli.store.url import join_url
@@ -53,6 +54,7 @@ from diloco_cli.units import parse_time
 UNKNOWN_SEQUENCE = 1  # so every batch is a whole number of sequences, and attention is counted as nearly free
 RUN_NAME, PLAN_KEPT = "run.yaml", "plan.json"
 PRESET_SEQUENCE = 128  # of preset data under a model of one's own
+NOT_KEPT = ", so it is not kept"  # of a plan that -o may keep
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Resolved:
         """`plan 0123456789ab, as planned 10:41`, and its goal, if that is another than speed."""
         goal = self.plan.goal
         limits = any((goal.budget_per_h, goal.budget_total, goal.deadline_s))
-        wanted = f", for {goal.objective}" + (" within limits" if limits else "") if goal != Goal() else ""
+        wanted = f", for {goal.objective}" + (" within limits" if limits else "") if goal != goal.fastest else ""
         return f"plan {short_digest(self.digest)}{wanted}, {self.how}"
 
 
@@ -94,12 +96,7 @@ def resolve(
     if file is not None and not anew and _is_plan(file):
         return _explicit(file, overrides, tell)
     beside = None if file is None else _plan_beside(file)
-    if file is None:
-        file = templates_directory() / "run.yaml"
-        tell(f"no run file given: planning for the template {file} (choose one with -f RUN)")
-        if inventory is None:
-            raise UsageError("no inventory given", hint="diloco plan INVENTORY, or first: diloco init")
-    found = _read(file, overrides, inventory, tell)
+    found = read_inputs(file, overrides, inventory, tell)
     beside = beside if found.is_launched else None
     kept, made, how = _kept(beside)
     changed = [] if made is None else found.changed_since(made)
@@ -114,10 +111,26 @@ def resolve(
     if is_kept and made is not None:
         how = f"as planned {_moment(made)}"
     elif overrides:
-        how, beside = "made now with --set, so it is not kept", None
+        how, beside = f"made now with --set{NOT_KEPT}", None
     elif made is not None and changed:
         how = f"made now: {', '.join(changed)} changed since {_moment(made)}"
     return Resolved(plan, how, found.origins, found.digests, beside, is_kept)
+
+
+def read_inputs(
+    file: Path | None,
+    overrides: Sequence[str],
+    inventory: Path | None,
+    tell: Callable[[str], None],
+    needs_hardware: bool = True,
+) -> Inputs:
+    """What a plan is made of; without a run file, with the template's."""
+    if file is None:
+        file = templates_directory() / "run.yaml"
+        tell(f"no run file given: planning for the template {file} (choose one with -f RUN)")
+        if inventory is None:
+            raise UsageError("no inventory given", hint="diloco plan INVENTORY, or first: diloco init")
+    return _read(file, overrides, inventory, tell, needs_hardware)
 
 
 def _plan_beside(file: Path) -> Path:
@@ -201,7 +214,7 @@ def read_plan(file: Path, overrides: Sequence[str] = ()) -> Plan:
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class Inputs:
     """What a plan is made of. `is_launched`: whether `launch` would read this inventory."""
 
     file: Path
@@ -234,18 +247,24 @@ class _Inputs:
             raise
 
 
-def _read(file: Path, overrides: Sequence[str], given: Path | None, tell: Callable[[str], None]) -> _Inputs:
+def _read(
+    file: Path,
+    overrides: Sequence[str],
+    given: Path | None,
+    tell: Callable[[str], None],
+    needs_hardware: bool = True,
+) -> Inputs:
     run, origins = load_run_with_origins(file, overrides)
     own = inventory_path_of(run, file)
     inventory_path = given or own
     if inventory_path is None:
         hint = "add the line `inventory: inventory.yaml`"
         raise UsageError("no inventory given: the run file names none", where=str(file), hint=hint)
-    inventory, facts = load_inventory(inventory_path), facts_of(run, file.parent)
+    inventory, facts = load_inventory(inventory_path, needs_hardware), facts_of(run, file.parent)
     inventory = replace(inventory, store=as_used_here(inventory.store, tell))
     refuse_together(run, origins, inventory, facts.num_tensors, str(file), facts.sequence)
     is_launched = own is not None and (given is None or given.resolve() == own.resolve())
-    return _Inputs(file, run, inventory, facts, origins, is_launched)
+    return Inputs(file, run, inventory, facts, origins, is_launched)
 
 
 def as_used_here(store: StoreSettings, tell: Callable[[str], None] = lambda line: None) -> StoreSettings:
@@ -358,3 +377,11 @@ def planned_format(plan: Plan, url: str) -> RunFormat:
     regions = region_fields(plan.inventory, url, plan.run.name)
     home = plan.inventory.store.region
     return RunFormat("", plan.run.name, "", plan.run, islands, Layout((), ""), "", home_region=home, **regions)
+
+
+def signed(fresh: RunFormat, secret: Secret | None) -> RunFormat:
+    """A new run that will be signed, if there is a key. Raises UsageError for a key that was handed over."""
+    if secret is None:
+        return fresh
+    signing, keyring = secret.signing(), secret.keyring(fresh.run_id)
+    return replace(fresh, checksums=False, signing=signing, keyring=keyring)

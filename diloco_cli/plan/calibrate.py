@@ -9,21 +9,32 @@ from diloco_cli.config.settings import Inventory, IslandSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.flow import DAY_S
-from diloco_cli.plan.link import join_bytes
+from diloco_cli.plan.link import is_bucket, join_bytes, rtt_of
 from diloco_cli.plan.plan import Plan, PlannedIsland
 
 LEAST_FAILURES = 2  # restarts of an island before its MTBF is estimated
+CALLS_APART = 3.0  # round trips that sending a delta takes at least, if it is to tell the link's rate
 
 
 @dataclass(frozen=True)
 class MeasuredIsland:
-    """`tokens_per_s` while it trained, its throttle included; 0: never heard. `starts`: processes that it has had."""
+    """`tokens_per_s` while it trained, its throttle included; 0: never heard. `starts`: processes that it has had.
+    `sent_bytes` of a mean delta in `upload_s`, adopted `adoption_s` after its merge, by its own moving averages (0:
+    none yet). `down_s`: how long it was gone after an end, in the median; None: not seen."""
 
     name: str
     tokens_per_s: float
     up_bytes: int
     down_bytes: int
     starts: int
+    sent_bytes: float = 0.0
+    upload_s: float = 0.0
+    adoption_s: float = 0.0
+    down_s: float | None = None
+
+    def up_bps(self, rtt_s: float) -> float | None:
+        """Of its link, while a delta was sent; None where that took hardly longer than its call."""
+        return 8 * self.sent_bytes / (self.upload_s - rtt_s) if self.upload_s > CALLS_APART * rtt_s > 0 else None
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,8 @@ class Calibration:
 
 
 def calibrate(plan: Plan, run: MeasuredRun) -> Calibration:
-    """The comparison, and the plan's inventory with measured speeds (and MTBF, where there were failures) in it.
+    """The comparison, and the plan's inventory with measured speeds in it, the links' rates up as far as bytes and not
+    calls took the time, and where there were failures the MTBF and the restart.
 
     Raises UsageError if the run has none of the plan's islands, or has not merged anything.
     """
@@ -115,12 +127,17 @@ def _island_rows(
     """A short run's bytes also hold what its processes downloaded when they joined, once each."""
     island = measured[planned.name]
     up, down = (1e6 / 8 * mbps for mbps in (planned.sent_mbps, planned.received_mbps))
+    exchange_s = island.upload_s + island.adoption_s
     joining = island.starts * join_bytes(plan.model, plan.run.sync) / run.steady_s
     return [
         _row(f"{planned.name}: tokens/s", planned.tokens_per_s, island.tokens_per_s),
         _row(f"{planned.name}: bytes/s up", up, island.up_bytes / run.steady_s),
         _row(f"{planned.name}: bytes/s down", down + joining, island.down_bytes / run.steady_s),
+        _row(f"{planned.name}: exchange, s", planned.transfer_s, exchange_s if island.upload_s else None, NOTICED),
     ]
+
+
+NOTICED = "a delta up and its version back; the measured one includes noticing the merge"
 
 
 def _row(what: str, predicted: float, measured: float | None, note: str = "") -> CalibrationRow:
@@ -133,13 +150,23 @@ def _derated(plan: Plan, measured: dict[str, MeasuredIsland], run: MeasuredRun) 
     throttle and other islands on the machine; the inventory's is without them."""
     shares = {c.island.name: c.share for c in candidates(plan.run, plan.inventory, plan.model)}
     islands = [
-        _measured_island(island, measured[island.name], shares[island.name], run) if island.name in measured else island
+        _measured_island(island, measured[island.name], shares[island.name], run, plan.inventory.store.url)
+        if island.name in measured
+        else island
         for island in plan.inventory.islands
     ]
     return replace(plan.inventory, islands=tuple(islands))
 
 
-def _measured_island(island: IslandSettings, found: MeasuredIsland, share: float, run: MeasuredRun) -> IslandSettings:
+def _measured_island(
+    island: IslandSettings, found: MeasuredIsland, share: float, run: MeasuredRun, url: str
+) -> IslandSettings:
     changed = replace(island, tokens_per_s=found.tokens_per_s * island.slowdown / share)
+    up_bps = found.up_bps(rtt_of(island.link, url)) if is_bucket(url) or island.link.up_bps else None
+    if up_bps is not None and not island.link.emulate:  # which is as it is stated
+        changed = replace(changed, link=replace(island.link, up_bps=up_bps))
     failures = found.starts - 1
-    return replace(changed, mtbf_s=run.wall_s / failures) if failures >= LEAST_FAILURES else changed
+    if failures < LEAST_FAILURES:
+        return changed
+    restart_s = island.restart_s if found.down_s is None else found.down_s
+    return replace(changed, mtbf_s=run.wall_s / failures, restart_s=restart_s)

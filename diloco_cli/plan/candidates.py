@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 from diloco_cli.config.hardware import BACKENDS, CPU, HOST_DEVICES, Accelerators, Device, find_device
 from diloco_cli.config.models import ModelFacts, newton_schulz_flops
@@ -16,13 +16,17 @@ from diloco_cli.config.settings import Inventory, IslandSettings, Link, LocalMac
 from diloco_cli.errors import UsageError
 from diloco_cli.formulas import formula
 from diloco_cli.methods import INNER_OPTIMIZERS
+from diloco_cli.plan.fabric import Ring, ring_of, share_of_computing
 from diloco_cli.plan.link import GUESSED_MACHINE, Need, machine_of, moment_bytes, to_store
-from diloco_cli.plan.memory import Fit, Precision, fit_of_nodes
+from diloco_cli.plan.memory import Fit, Precision, fit_of_nodes, how_on
 from diloco_cli.plan.plan import Assumption, Excluded
 from diloco_cli.protocol.rules.capacity import SyncerMachine
 
-GUESSED_MFU = 0.40  # of the peak; well-tuned dense training reaches 0.35-0.50 on data-centre accelerators
+GUESSED_MFU = 0.40  # of the peak, of a large model on a device of which the catalogue knows no training run
 MFU_OF_ACHIEVABLE = 0.5  # of the rate of large matrix products, on devices where even these miss the peak
+HALF_SPEED_PER_TFLOPS = 140_000  # parameters of a model that is too small for more than half of that MFU
+# Of the speed in print, which is of compiled or fused kernels; both as tests/studies/speeds.csv has it.
+UNCOMPILED = 0.86
 CPU_GFLOPS_PER_WIDTH = 0.7  # one core, float32: small matrices starve it, so its rate grows with the width
 MAX_CPU_GFLOPS = 120.0
 MPS_GFLOPS = 1000.0
@@ -54,12 +58,34 @@ def island_speed(
         rate = host_rate(count, gflops, flops, island.slowdown)
         return rate, Assumption(text, "guessed")
     tflops, kind = peak_tflops(device, train.precision)
-    usual = GUESSED_MFU if device.achievable is None else min(GUESSED_MFU, MFU_OF_ACHIEVABLE * device.achievable)
-    mfu, given = island.mfu or usual, "given" if island.mfu else "guessed"
     doubt = " (to be checked)" if device.check else ""
-    text = f"{island.name}: {count} x {tflops:g} TFLOP/s {kind}{doubt}, MFU {mfu:.2f} (MFU {given})"
+    mfu, origin = island.mfu or usual_mfu(device, tflops, model, train), "MFU given" if island.mfu else "MFU guessed"
+    public = not island.mfu and has_public_runs(device, train.precision)
+    if public:
+        origin = f"as public runs: {device.mfu:.2f} of large models, compiled"
+    text = f"{island.name}: {count} x {tflops:g} TFLOP/s {kind}{doubt}, MFU {mfu:.{2 if mfu > 0.1 else 4}f} ({origin})"
     rate = peak_rate(count, tflops, mfu, flops, island.slowdown)
-    return rate, Assumption(text, "catalogue" if island.mfu else "guessed")
+    return rate, Assumption(text, "catalogue" if island.mfu or public else "guessed")
+
+
+def has_public_runs(device: Device, precision: Precision) -> bool:
+    """Whether the catalogue's MFU was read from runs of this type: all of them are in bf16."""
+    return device.mfu is not None and device.bf16_tflops is not None and precision != "fp32"
+
+
+def usual_mfu(device: Device, tflops: float, model: ModelFacts, train: TrainSettings) -> float:
+    """What training runs reach on such a device; a guess where the catalogue has none."""
+    if device.mfu is None:
+        large = GUESSED_MFU if device.achievable is None else min(GUESSED_MFU, MFU_OF_ACHIEVABLE * device.achievable)
+    else:
+        large = device.mfu * (1.0 if train.compile else UNCOMPILED)
+    return large * share_of_size(model.parameters - model.idle_parameters, tflops)
+
+
+@formula("island", "MFU for the model's size")
+def share_of_size(parameters: int, tflops: float) -> float:
+    """The faster a device, the larger a model must be to keep it busy (tests/studies/speeds.csv)."""
+    return parameters / (parameters + HALF_SPEED_PER_TFLOPS * tflops)
 
 
 @formula("island", "tokens/s undisturbed", "tokens/s")
@@ -145,7 +171,7 @@ def not_launched(island: IslandSettings, inventory: Inventory) -> tuple[str, str
 
 
 GUESSED_RESTART_S = 240.0
-RECOMPUTING = 3 / 4  # a forward pass is a third of a step without it, and is done twice
+RECOMPUTING = 0.9  # in print (tests/studies/speeds.csv): a forward pass more, but in larger micro-batches
 
 
 @dataclass(frozen=True)
@@ -163,9 +189,10 @@ class Candidate:
     """An island with its values that do not depend on other islands. `link`: what its process has of its link to the
     store. `assumption`: the source of its speed; `busy`: the share of its accelerators that a batch of whole
     sequences keeps busy; `share`: the part of its speed that other islands on the same machine leave; `egress_per_gb`:
-    the price of the data that it sends; `moment_bytes`: those that it saves, of a parameter, in a round; `recomputing`:
-    the part of its speed that is left where the backward pass computes activations again; `obstacle`: why it cannot
-    train; `syncer`: the machine that merges its deltas, the same for all."""
+    the price of the data that it sends, `download_per_gb` of what it reads; `moment_bytes`: those that it saves, of a
+    parameter, in a round; `recomputing`: the part of its speed that is left where the backward pass computes
+    activations again, `beside_fabric` where its ranks wait for each other, on `ring`; `obstacle`: why it cannot train;
+    `syncer`: the machine that merges all deltas."""
 
     island: IslandSettings
     link: Link
@@ -178,9 +205,12 @@ class Candidate:
     busy: float = 1.0
     share: float = 1.0
     egress_per_gb: float = 0.0
+    download_per_gb: float = 0.0
     moment_bytes: float = 0.0
     crossing: Crossing | None = None
     recomputing: float = 1.0
+    beside_fabric: float = 1.0
+    ring: Ring | None = None
     obstacle: Excluded | None = None
     syncer: SyncerMachine = GUESSED_MACHINE
 
@@ -195,7 +225,7 @@ class Candidate:
         own = self.island.link
         return (own.up_bps, own.down_bps) != (self.link.up_bps, self.link.down_bps)
 
-    @property
+    @cached_property
     def can_train(self) -> bool:
         return self.obstacle is None and self.fit.fits
 
@@ -239,20 +269,30 @@ def candidate_of(
     undisturbed, assumption = island_speed(island, inventory, model, run.train)
     busy = _busy(island, batch_tokens // model.sequence)
     recomputing = RECOMPUTING if run.train.checkpointing and not island.tokens_per_s else 1.0
-    tokens_per_s = rate_in_the_fleet(undisturbed, busy, share, recomputing)
+    fit = fit_of(island.accelerators, island.nodes, island.num_ranks, batch_tokens)
+    ring = ring_of(island, find_device(island.accelerators.name, inventory.devices))
+    beside_fabric = 1.0
+    if ring is not None:
+        alone, how = undisturbed * busy * share * recomputing, how_on(island.accelerators, run, inventory, model)
+        beside_fabric = share_of_computing(ring, fit, how, model, batch_tokens, alone)
+        assumption = _with_ring(assumption, ring, beside_fabric)
+    tokens_per_s = rate_in_the_fleet(undisturbed, busy, share, recomputing, beside_fabric)
     return Candidate(
         island=island,
         link=to_store(island.link, inventory.store.url),
         assumption=assumption,
         batch_tokens=batch_tokens,
-        fit=fit_of(island.accelerators, island.nodes, island.num_ranks, batch_tokens),
+        fit=fit,
         availability=availability_of(island),
         tokens_per_s=tokens_per_s,
         step_s=step_of(batch_tokens, tokens_per_s),
         busy=busy,
         share=share,
         recomputing=recomputing,
+        beside_fabric=beside_fabric,
+        ring=ring,
         egress_per_gb=egress_per_gb(island, inventory),
+        download_per_gb=download_per_gb(island, inventory),
         moment_bytes=moment_bytes(run.train.inner, model),
         crossing=crossing_of(island, inventory),
         obstacle=obstacle(island, batch_tokens, inventory, model),
@@ -260,9 +300,24 @@ def candidate_of(
     )
 
 
+def _with_ring(assumption: Assumption, ring: Ring, left: float) -> Assumption:
+    text = f"{assumption.text}; {ring.words}, leaves {100 * left:.0f} % of it"
+    return Assumption(text, assumption.mark)
+
+
 def egress_per_gb(island: IslandSettings, inventory: Inventory) -> float:
-    """The price of a GB that the island sends: 0 to a bucket of its own region, because no data leaves the region."""
-    return island.egress_per_gb if leaves_its_region(island, inventory) else 0.0
+    """The price of a GB that the island sends, its own or else its region's: 0 to a bucket of its own region, because
+    no data leaves the region."""
+    region, price = inventory.regions.get(island.region), island.egress_per_gb
+    if price is None and region is not None:
+        price = region.egress_per_gb
+    return price or 0.0 if leaves_its_region(island, inventory) else 0.0
+
+
+def download_per_gb(island: IslandSettings, inventory: Inventory) -> float:
+    """What the home bucket's region charges for a GB that an island of another region reads; 0 if it has no price."""
+    home = inventory.regions.get(inventory.store.region or "")
+    return (home and home.egress_per_gb) or 0.0 if leaves_its_region(island, inventory) else 0.0
 
 
 def crossing_of(island: IslandSettings, inventory: Inventory) -> Crossing | None:
@@ -272,7 +327,7 @@ def crossing_of(island: IslandSettings, inventory: Inventory) -> Crossing | None
         return None
     home_per_gb = (home and home.egress_per_gb) or 0.0
     own_per_gb = island.egress_per_gb if own.egress_per_gb is None else own.egress_per_gb
-    return Crossing(island.region, home_per_gb, own_per_gb)
+    return Crossing(island.region, home_per_gb, own_per_gb or 0.0)
 
 
 def leaves_its_region(island: IslandSettings, inventory: Inventory) -> bool:
@@ -295,8 +350,10 @@ def busy_accelerators(sequences: int, accelerators: int) -> float:
 
 
 @formula("island", "tokens/s", "tokens/s")
-def rate_in_the_fleet(undisturbed: float, accelerators_busy: float, shared_cores: float, checkpointing: float) -> float:
-    return undisturbed * accelerators_busy * shared_cores * checkpointing
+def rate_in_the_fleet(
+    undisturbed: float, accelerators_busy: float, shared_cores: float, checkpointing: float, left_beside_fabric: float
+) -> float:
+    return undisturbed * accelerators_busy * shared_cores * checkpointing * left_beside_fabric
 
 
 @formula("island", "step", "s")

@@ -31,11 +31,14 @@ from diloco_cli.config.settings import IslandSettings, RunSettings, SyncSettings
 from diloco_cli.formulas import formula
 from diloco_cli.methods import CODECS, OUTER_OPTIMIZERS
 from diloco_cli.plan.candidates import Candidate, availability_of
+from diloco_cli.plan.fabric import BACKWARD_SHARE
 from diloco_cli.plan.link import (
     BESIDE_MOMENTS,
     CODEC_BITS,
+    DOWN_CALLS,
     GUESSED_MACHINE,
     HEARTBEAT_EVERY_S,
+    coming_s,
     kept_at_pace,
     moment_bytes,
     moments_share,
@@ -55,13 +58,24 @@ from diloco_cli.protocol.rules.quorum import covering_slots, grace_seconds
 
 GRADIENT_BITS = 16.0
 MAX_TERMS = 2_000_000  # of the probabilities that enough other islands are present, summed island by island
-BACKWARD_SHARE = 2 / 3  # of a step, its end: gradients appear, and can travel, during it
+
+
+CATCHING_UP = 0.6  # in virtual time .6, 1.4, 2.4, 5.4 and 10 rounds, with downlinks .5, .7, .8, .9 and .95 busy
+MOST_COMING = 0.98  # of a downlink's time
 
 
 @formula("island", "kept when it fails")
-def share_of_work(mtbf_s: float, at_risk_s: float) -> float:
-    """That failures do not lose: each failure loses the work that was not merged yet."""
-    return mtbf_s / (mtbf_s + at_risk_s)
+def share_of_work(mtbf_s: float, at_risk_s: float, catching_up_s: float) -> float:
+    """That failures do not lose: each failure loses the work that was not merged yet, and what is trained until the new
+    process has the newest versions."""
+    return mtbf_s / (mtbf_s + at_risk_s + catching_up_s)
+
+
+@formula("island", "catching up", "s")
+def catching_up_s(downlink_busy: float, round_s: float) -> float:
+    """Work that a new process loses: while it downloads the model, and what is new meanwhile, its offers are based on
+    versions that are too old."""
+    return CATCHING_UP * downlink_busy / (1 - downlink_busy) * round_s
 
 
 def probability_at_least(quorum: int, availabilities: Sequence[float]) -> float:
@@ -101,8 +115,8 @@ def waiting(quorum: int, availabilities: Sequence[float], failures_per_s: Sequen
     Absences of the quorum are assumed to be exponential, P(missing) / rate long on average, where rate = the sum over
     islands of availability x failures per second x P(exactly K - 1 of the others are present).
     """
-    missing = 1.0 - probability_at_least(quorum, availabilities)
-    if quorum == 1 or missing <= 0:  # at K = 1 any present island is enough
+    missing = 0.0 if quorum == 1 else 1.0 - probability_at_least(quorum, availabilities)
+    if missing <= 0:  # at K = 1 any present island is enough
         return Waiting((1.0,) * len(availabilities))
     same = {p: p for p in availabilities}
     if len(same) * len(availabilities) * quorum > MAX_TERMS:  # then a single island makes little difference
@@ -286,7 +300,6 @@ class Fleet:
     sync: SyncSettings
     schedule: Schedule
     flows: tuple[Flow, ...]
-    quorum_probability: float
     syncer: SlotTime
     at_syncer: AtSyncer
     tokens_per_s: float = field(init=False)
@@ -307,6 +320,10 @@ class Fleet:
     def has_room(self) -> bool:
         """Whether each rank's memory holds all that may be on its way at once."""
         return all(self.schedule.overlap <= candidate.fit.most_overlap for candidate in self.kept)
+
+    @property
+    def tokens_a_round(self) -> int:
+        return sum(c.batch_tokens * flow.local_steps for c, flow in zip(self.kept, self.flows, strict=True))
 
     @property
     def served_slot_s(self) -> float:
@@ -335,8 +352,7 @@ def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) 
         flow_of(c, transfer, schedule, sync, at_syncer, fragments.mean, len(kept), share)
         for c, transfer, share in zip(kept, transfers, moving, strict=True)
     )
-    enough = probability_at_least(sync.quorum, availabilities)
-    return Fleet(tuple(kept), sync, schedule, flows, enough, spent, at_syncer)
+    return Fleet(tuple(kept), sync, schedule, flows, spent, at_syncer)
 
 
 def drift_s(sync: SyncSettings, schedule: Schedule) -> float:
@@ -371,8 +387,12 @@ def flow_of(
     busy = busy_share(served_s, hidden_s, exchange_s)
     sent = 1.0 if num_islands == 1 or keeps_progress(sync) else sent_beside_moments(saving, up_share)
     after_link = rate_after_link(after_idle, busy, kept_in_flight(dropped), kept_at_pace(sync, late), sent)
-    mtbf_s, at_risk_s = candidate.island.mtbf_s, late * schedule.round_s / 2 + hidden_s
-    kept = 1.0 if mtbf_s is None else share_of_work(mtbf_s, at_risk_s)
+    mtbf_s, kept = candidate.island.mtbf_s, 1.0
+    if mtbf_s is not None:
+        down_s = coming_s(mean * CODEC_BITS[sync.weights_codec], DOWN_CALLS, candidate.link)
+        down_share = min(MOST_COMING, down_s / max(served_s, step_s / schedule.fragments))
+        at_risk_s = late * schedule.round_s / 2 + hidden_s
+        kept = share_of_work(mtbf_s, at_risk_s, catching_up_s(down_share, late * schedule.round_s))
     return Flow(
         local_steps=steps,
         transfer_s=transfer,
@@ -467,7 +487,10 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
     slots = days * DAY_S / slot_s
     kept = objects_kept(min(slots, growing * DAY_S / slot_s), islands, fragments, run.sync.staleness_rounds)
     mirrors_gb, mirrors = mirrors_per_day(fleet, model)
-    total = all_money(days, accelerators, egress, mirrors, requests, storage)
+    prices = [candidate.download_per_gb for candidate in fleet.kept if candidate.download_per_gb]
+    version_gb = up_gb_per_day(model, CODEC_BITS[fleet.sync.weights_codec], 0.0, fleet.served_round_s)
+    downloads = egress_of_downloads(version_gb, sum(prices))
+    total = all_money(days, accelerators, egress, downloads, mirrors, requests, storage)
     return Money(
         accelerators_per_h=accelerators,
         egress_per_day=egress,
@@ -485,6 +508,8 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
         per_billion_tokens=total / run.train.tokens * 1e9,
         mirrors_gb_per_day=mirrors_gb,
         mirrors_per_day=mirrors,
+        downloads_gb_per_day=len(prices) * version_gb,
+        downloads_per_day=downloads,
     )
 
 
@@ -496,9 +521,21 @@ def storage_price(storage_per_day: float, days_of_growth: float, days: float) ->
 
 @formula("money", "money in all")
 def all_money(
-    days: float, accelerators_per_h: float, egress: float, mirrors: float, requests: float, storage: float
+    days: float,
+    accelerators_per_h: float,
+    egress: float,
+    downloads: float,
+    mirrors: float,
+    requests: float,
+    storage: float,
 ) -> float:
-    return days * (24 * accelerators_per_h + egress + mirrors + requests) + storage
+    return days * (24 * accelerators_per_h + egress + downloads + mirrors + requests) + storage
+
+
+@formula("money", "egress of downloads", "/day")
+def egress_of_downloads(versions_gb: float, prices: float) -> float:
+    """Each island of another region reads each fragment's new version once a round."""
+    return versions_gb * prices
 
 
 @formula("money", "sent by an island", "GB/day")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.hardware import compress_hostlist
+from diloco_cli.config.hardware import Fabric, compress_hostlist, fabric_kind
 from diloco_cli.config.models import ModelFacts
 from diloco_cli.config.settings import (
     RESERVED_NAMES,
@@ -151,6 +151,7 @@ def island_of(name: str, machines: Sequence[Machine]) -> IslandSettings:
         infra=entry.infra,
         hosts=(head.name, *others) if all(item.hosts for item in entries) else (),
         nodes=len(machines),
+        fabric=Fabric(kind) if (kind := fabric_kind(entry.fabric)) else None,
         link=entry.link,
         mtbf_s=1 / failures_per_s if failures_per_s else None,
         restart_s=max((item.restart_s for item in entries if item.restart_s is not None), default=None),

@@ -95,10 +95,15 @@ class Need:
     def busy_s(self, link: Link) -> float:
         """Of a round, in the busier lane: its bytes and its calls. Whoever needs more falls behind, and more than a
         little less is caught up with only slowly, after a start or saved moments."""
-        rtt_s = link.rtt_s or 0.0
-        up = (self.up_bits / link.up_bps if link.up_bps else 0.0) + self.up_calls * rtt_s
-        down = (self.down_bits / link.down_bps if link.down_bps else 0.0) + self.down_calls * rtt_s
-        return max(up, down / (1 - min(MOST_BESIDE, FOLLOWS_PER_S * rtt_s)))
+        up = (self.up_bits / link.up_bps if link.up_bps else 0.0) + self.up_calls * (link.rtt_s or 0.0)
+        return max(up, coming_s(self.down_bits, self.down_calls, link))
+
+
+def coming_s(bits: float, calls: int, link: Link) -> float:
+    """In the lane of what comes: bytes and calls in turn, the calls between them that follow the run beside."""
+    rtt_s = link.rtt_s or 0.0
+    alone_s = (bits / link.down_bps if link.down_bps else 0.0) + calls * rtt_s
+    return alone_s / (1 - min(MOST_BESIDE, FOLLOWS_PER_S * rtt_s))
 
 
 def load_of_round(model: ModelFacts, sync: SyncSettings, inner: InnerSettings) -> Need:
@@ -296,8 +301,9 @@ def spent_a_slot(
 
 @formula("schedule", "waiting for its slot", "s")
 def waiting_s(slot_s: float, spent_s: float) -> float:
-    """How long an offer waits at the syncer for its slot, in the mean: the busier, the longer; at most one merge."""
-    return min(1.0, spent_s / slot_s) * spent_s
+    """How long an offer waits at the syncer for its slot, in the mean: hardly while the syncer keeps its pace (in
+    virtual time .1 of a slot at a load of .75, .3 at .99), at most one merge."""
+    return min(1.0, (spent_s / slot_s) ** 4 / 3) * spent_s
 
 
 def kept_at_pace(sync: SyncSettings, load: float) -> float:

@@ -161,7 +161,7 @@ def model_facts(model: ModelSettings) -> ModelFacts:
             hidden_parameters=shape.hidden_parameters,
         )
     if model.parameters and model.layers and model.width and model.sequence:
-        return facts_from_numbers(model.parameters, model.layers, model.width, model.sequence)
+        return facts_from_numbers(model.parameters, model.layers, model.width, model.sequence, model.vocabulary)
     numbers = "{parameters: 1.0B, layers: 16, width: 2048, sequence: 2048}"
     raise UsageError(
         "model: plan knows presets and plain numbers; the size of an entrypoint's model is unknown",

@@ -23,7 +23,7 @@ from diloco_cli.protocol.rules.capacity import Limit
 Verdict = Literal["feasible", "feasible with warnings"]  # "infeasible" is an error, not a plan
 Mark = Literal["guessed", "catalogue", "measured"]
 Sharding = Literal["none", "ddp", "fsdp"]
-Objective = Literal["tokens", "cost"]
+Objective = Literal["tokens", "cost", "loss"]
 
 
 def shards(sharding: Sharding, ranks: int) -> str:
@@ -33,13 +33,25 @@ def shards(sharding: Sharding, ranks: int) -> str:
 
 @dataclass(frozen=True)
 class Goal:
-    """The search's goal: the most tokens per second, or the least money per token; within limits on all money per
-    hour, on the money to the target, and on the days to it. None: no limit."""
+    """The search's goal: the most tokens per second, the least money per token, or the least loss at the target; within
+    limits on all money per hour, on the money to the target, and on the days to it (None: no limit); with some islands
+    in any case, and as if others were not in the inventory."""
 
     objective: Objective = "tokens"
     budget_per_h: float | None = None
     budget_total: float | None = None
     deadline_s: float | None = None
+    with_islands: tuple[str, ...] = ()
+    without_islands: tuple[str, ...] = ()
+
+    @property
+    def has_budget(self) -> bool:
+        return (self.budget_per_h, self.budget_total) != (None, None)
+
+    @property
+    def fastest(self) -> Goal:
+        """The fastest with the same islands, whatever it takes."""
+        return Goal(with_islands=self.with_islands, without_islands=self.without_islands)
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,7 @@ class PlannedIsland:
     predicted_tokens_per_s: float
     warnings: tuple[str, ...] = ()
     received_mbps: float = 0.0
+    downloads_per_day: float = 0.0
     micro_batch_tokens: int | None = None
     nodes: int = 1
     ranks: int = 1
@@ -169,12 +182,19 @@ class SyncerNeeds:
     max_islands: int = 0
     reads_back: bool = False
 
+    @property
+    def busy_cores(self) -> float:
+        """Without what it waits for calls."""
+        computing_s = self.bytes_s + self.processor_s
+        return self.busy_percent / 100 * computing_s / self.fastest_slot_s if computing_s else 0.0
+
 
 @dataclass(frozen=True)
 class Money:
     """In the inventory's currency. `class_a` requests write, `class_b` ones read. `storage_gb_per_day` is written,
     `storage_gb_at_end` kept at most, in `objects_kept`; `objects_at_end`: with the log's commits, which are never
-    deleted. `storage_total`: its price up to the target. `mirrors`: traffic between the home bucket
+    deleted. `storage_total`: its price up to the target. `egress`: of what islands send; `downloads`: of what those in
+    other regions read, where the home bucket's region has a price; `mirrors`: traffic between the home bucket
     and those of regions. `total` is the sum up to the target."""
 
     accelerators_per_h: float
@@ -191,6 +211,8 @@ class Money:
     per_billion_tokens: float
     mirrors_gb_per_day: float = 0.0
     mirrors_per_day: float = 0.0
+    downloads_gb_per_day: float = 0.0
+    downloads_per_day: float = 0.0
     objects_kept: float = 0.0
     objects_at_end: float = 0.0
 
@@ -207,7 +229,8 @@ class Stage:
 @dataclass(frozen=True)
 class Prediction:
     """The predicted run. `goodput` is tokens_per_s over tokens_per_s_ideal; `present_probabilities[k - 1]` the
-    probability that at least k islands are present (empty for very many islands)."""
+    probability that at least k islands are present (empty for very many islands). `loss_percent`: of the loss over
+    data-parallel training at equal tokens (quality.py); None: nobody measured it."""
 
     tokens_per_s_ideal: float
     tokens_per_s: float
@@ -222,6 +245,7 @@ class Prediction:
     all_present_probability: float
     present_probabilities: tuple[float, ...]
     waterfall: tuple[Stage, ...]
+    loss_percent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -353,7 +377,7 @@ def _check_version(version: Any, where: str) -> None:
         raise UsageError(
             f"the plan is of version {version}, newer than this diloco reads ({PLAN_VERSION})",
             where=where,
-            hint=f"pip install --upgrade diloco, or {AGAIN}",
+            hint=f"take a newer diloco from where this one came, or {AGAIN}",
         )
     if version < PLAN_VERSION:
         raise UsageError(

@@ -11,7 +11,7 @@ from typing import Any
 from diloco_cli.config.codec import replace
 from diloco_cli.config.models import ModelFacts
 from diloco_cli.config.settings import Inventory, OuterSettings, RunSettings
-from diloco_cli.errors import InfeasibleError, UsageError
+from diloco_cli.errors import InfeasibleError, UsageError, suggestion
 from diloco_cli.formulas import Explanation, formula, told
 from diloco_cli.methods import OUTER_OPTIMIZERS, fitting_outer
 from diloco_cli.plan.candidates import (
@@ -57,6 +57,7 @@ from diloco_cli.plan.memory import (
     with_overlap,
 )
 from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Setting, Stage, SyncerNeeds
+from diloco_cli.plan.quality import measured
 from diloco_cli.plan.remarks import (
     alternatives,
     assumptions,
@@ -70,7 +71,7 @@ from diloco_cli.plan.remarks import (
     syncer_warnings,
     tight,
 )
-from diloco_cli.plan.search import MAX_WORK, SEARCHED, score, search, with_sync
+from diloco_cli.plan.search import MAX_WORK, SEARCHED, Search, loss_of, score, search, space_of, with_sync
 from diloco_cli.protocol.rules.capacity import most_learners
 from diloco_cli.units import format_count, format_duration
 
@@ -92,7 +93,7 @@ def make_plan(
     goal = goal or Goal()
     free = frozenset() if origins is None else frozenset(SEARCHED) - pins_of(origins).keys()
     forming = form_islands(run, inventory, model)
-    inventory = forming.inventory
+    inventory = _asked_for(goal, forming.inventory)
     plan = _plan(run, inventory, model, goal, free, unused=forming.excluded)
     chosen = frozenset(island.name for island in plan.islands)
 
@@ -110,6 +111,50 @@ def make_plan(
     )
 
 
+def outline(
+    run: RunSettings,
+    inventory: Inventory,
+    model: ModelFacts,
+    goal: Goal,
+    origins: Mapping[str, str],
+) -> Plan:
+    """A plan after a short search that begins with all islands, without reasons and alternatives: to compare many."""
+    formed, free = form_islands(run, inventory, model).inventory, frozenset(SEARCHED) - pins_of(origins).keys()
+    formed = _asked_for(goal, formed)
+    return _plan(run, formed, model, goal, free, AGAIN_WORK, frozenset(island.name for island in formed.islands))
+
+
+def rivals(plan: Plan, origins: Mapping[str, str], count: int) -> list[Plan]:
+    """Plans that a short search from this one takes for nearly as good: of settings that nobody gave, of islands."""
+    run, inventory, model, goal = plan.run, plan.inventory, plan.model, plan.goal
+    free = frozenset(SEARCHED) - pins_of(origins).keys()
+    attempt = Search(run, inventory, model, space_of(run.sync, free, model), goal, AGAIN_WORK)
+    attempt.search(frozenset(island.name for island in plan.islands))
+    found = []
+    for fleet in attempt.rivals(count + 1):
+        other = assemble(fleet, (), replace(run, sync=fleet.sync), inventory, model, goal)
+        if (other.islands, other.schedule) != (plan.islands, plan.schedule):
+            found.append(other)
+    return found[:count]
+
+
+def _asked_for(goal: Goal, inventory: Inventory) -> Inventory:
+    """Without the islands that the goal leaves out. Raises UsageError for names that are none, or for both at once."""
+    names = [island.name for island in inventory.islands]
+    for name in (*goal.with_islands, *goal.without_islands):
+        if name not in names:
+            raise UsageError(
+                f"no island '{name}' to plan with or without{suggestion(name, names)}",
+                hint=f"the islands are {some_of(names)}",
+            )
+    if both := [name for name in goal.with_islands if name in goal.without_islands]:
+        raise UsageError(f"a plan is with {both[0]} or without it", hint="leave out --with, or --without")
+    rest = tuple(island for island in inventory.islands if island.name not in goal.without_islands)
+    if not rest and goal.without_islands:
+        raise UsageError("no island is left to plan with", hint=f"the islands are {some_of(names)}: keep one")
+    return replace(inventory, islands=rest)
+
+
 def _plan(
     run: RunSettings,
     inventory: Inventory,
@@ -121,11 +166,11 @@ def _plan(
     unused: Sequence[Excluded] = (),
 ) -> Plan:
     """`start`: this plan is made again with one thing changed; reasons for left-out islands are not needed."""
-    _require_prices(inventory, goal)
+    _require_facts(run, inventory, goal)
     found = search(run, inventory, model, free, goal, max_work, start)
     found = found or _fastest_within(run, inventory, model, free, goal)
     if found is None:
-        raise _infeasible(run, inventory, model, free, goal)
+        raise _infeasible(run, inventory, model, free, goal, unused)
     chosen = replace(run, sync=found.sync)
     missing = [] if start else excluded(candidates(chosen, inventory, model), found, run, model, goal)
     plan = assemble(found, missing, chosen, inventory, model, goal, unused)
@@ -138,11 +183,17 @@ def _fastest_within(
     """The fastest plan, if it is within the limits: a search of many islands for another goal can miss every plan
     that is."""
     limits = replace(goal, objective="tokens")
-    fastest = None if limits == Goal() else search(run, inventory, model, free, Goal())
+    fastest = None if limits == goal.fastest else search(run, inventory, model, free, goal.fastest)
     return fastest if fastest and score(fastest, run, model, limits) is not None else None
 
 
-def _require_prices(inventory: Inventory, goal: Goal) -> None:
+def _require_facts(run: RunSettings, inventory: Inventory, goal: Goal) -> None:
+    inner, known = run.train.inner.name, sorted({trial.optimizer for trial in measured()})
+    if goal.objective == "loss" and inner not in known:
+        raise UsageError(
+            f"--objective loss needs trials with train.inner.name {inner}; there are some with {' and '.join(known)}",
+            hint="--objective tokens or cost; or examples/quality/run.py, which makes trials",
+        )
     if goal.objective == "cost" and not any(i.price_per_h or i.egress_per_gb for i in inventory.islands):
         raise UsageError(
             "--objective cost needs prices, and no island has one",
@@ -151,15 +202,25 @@ def _require_prices(inventory: Inventory, goal: Goal) -> None:
 
 
 def _infeasible(
-    run: RunSettings, inventory: Inventory, model: ModelFacts, free: frozenset[str], goal: Goal
+    run: RunSettings,
+    inventory: Inventory,
+    model: ModelFacts,
+    free: frozenset[str],
+    goal: Goal,
+    unused: Sequence[Excluded],
 ) -> InfeasibleError:
-    """Why there is no plan: limits, the quorum, or no island at all; and what to change."""
-    fastest = search(run, inventory, model, free, Goal())
+    """Why there is no plan: limits, islands that cannot be in it, the quorum, or no island at all; and what to
+    change."""
+    fastest = search(run, inventory, model, free, goal.fastest)
     if fastest is not None:
         return _beyond_limits(fastest, run, inventory, model, free, goal)
+    if goal.with_islands and (without := search(run, inventory, model, free, Goal())):
+        return _cannot_be_in_it(without, run, inventory, model, goal)
     without_quorum = search(with_sync(run, quorum=1), inventory, model, free, Goal())
     missing = excluded(candidates(run, inventory, model), without_quorum, run, model, Goal())
-    reasons = "; ".join(f"{island.name} {island.reason}" for island in missing[:5])
+    whys = [f"{item.name}: {item.reason}" for item in unused] + [f"{item.name} {item.reason}" for item in missing]
+    reasons = "; ".join(whys[:5])
+    missing = [*unused, *missing]
     ways = "; ".join(
         f"{island.name}: {' or '.join(island.suggestions[:2])}" for island in missing[:5] if island.suggestions
     )
@@ -172,6 +233,17 @@ def _infeasible(
         f"the quorum of {run.sync.quorum} is out of reach, {possible} can take part{because}",
         hint=f"{change}; {ways}" if ways else change,
     )
+
+
+def _cannot_be_in_it(
+    without: Fleet, run: RunSettings, inventory: Inventory, model: ModelFacts, goal: Goal
+) -> InfeasibleError:
+    """Why the best plan is `without` the islands that the goal wants."""
+    missing = excluded(candidates(replace(run, sync=without.sync), inventory, model), without, run, model, Goal())
+    wanted = [item for item in missing if item.name in goal.with_islands]
+    reasons = "; ".join(f"{item.name}: {item.reason}" for item in wanted) or "not all of them at once"
+    ways = "; ".join(f"{item.name}: {' or '.join(item.suggestions[:2])}" for item in wanted if item.suggestions)
+    return InfeasibleError(f"no plan with {some_of(goal.with_islands)}: {reasons}", hint=ways or None)
 
 
 def _beyond_limits(
@@ -293,6 +365,7 @@ def planned_island(
     sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
     up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     sent_gb = up_gb_per_day(model, up_bits, moment_bytes(run.train.inner, model), fleet.served_round_s)
+    received_gb = up_gb_per_day(model, down_bits, 0.0, fleet.served_round_s)
     chosen = replace(run, sync=sync)
     on_host = host_bytes(chosen, model)
     fit = with_overlap(candidate.fit, model, how_on(island.accelerators, chosen, inventory, model, schedule.overlap))
@@ -325,6 +398,7 @@ def planned_island(
         availability=candidate.availability,
         price_per_h=island.price_per_h,
         egress_per_day=sent_gb * candidate.egress_per_gb,
+        downloads_per_day=received_gb * candidate.download_per_gb,
         predicted_tokens_per_s=flow.after_failures,
         warnings=(*tight(island.name, fit), *island_warnings(candidate, fleet, run, inventory, model)),
         received_mbps=received_mbps,
@@ -397,6 +471,7 @@ def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> 
         all_present_probability=all_present_probability(availabilities),
         present_probabilities=tuple(present) if len(availabilities) <= MAX_LISTED else (),
         waterfall=stages,
+        loss_percent=loss_of(fleet, run, model),
     )
 
 

@@ -50,7 +50,7 @@ from diloco_cli.plan.link import (
 )
 from diloco_cli.plan.memory import USABLE, Fit, Precision, with_micro_batch
 from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Plan, Schedule, SyncerNeeds
-from diloco_cli.plan.search import HEADROOM, LANES, score
+from diloco_cli.plan.search import FREE_HEADROOM, HEADROOM, LANES, loss_of, score
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
 from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.quorum import covering_slots
@@ -76,9 +76,12 @@ def assumptions(
             f"requests {1e6 * CLASS_A_PRICE:g} a million writes, {1e6 * CLASS_B_PRICE:g} a million reads;"
             f" storage {30 * STORAGE_PRICE:g} per GB and month"
         )
-        abroad = [island for island in islands if leaves_its_region(island, inventory)]
-        uncharged = "downloads out of the store's region are not charged here"
-        guesses += _about((f"{uncharged}; the store's provider may (0.02 to 0.12 per GB)", abroad))
+        uncharged = [c.island for c in kept if leaves_its_region(c.island, inventory) and not c.download_per_gb]
+        home = inventory.store.region or "of the store (store.region)"
+        unpriced = (
+            f"downloads out of the store's region have no price, egress of the region {home}: 0.02 to 0.12/GB is usual"
+        )
+        guesses += _about((unpriced, uncharged))
     merging = f"the syncer merges {format_count(MERGE_PARAMETERS_PER_S)} parameters of one learner a second"
     measured = Assumption(f"{merging} (diloco's merge benchmark: int8, one core of an AMD EPYC)", "measured")
     guessed = (Assumption(text, "guessed") for text in guesses)
@@ -175,8 +178,9 @@ LONG_STEP_S = 60.0
 GOOD_STEP_S = 10.0
 FULL = 0.8  # a link used beyond this share of its capacity is worth a warning
 LATE_STEP = 1.5  # a step longer than this many rounds makes its island miss merges
+SLOW_FABRIC = 0.75  # a warning, where ranks that wait for each other have a smaller share of their speed left
 IDLE_ACCELERATORS = 0.9  # a batch that keeps a smaller share of them busy gets a warning
-CROWDED = 80.0  # percent of a slot; a syncer that needs more gets a warning
+CROWDED = 100 * FREE_HEADROOM  # percent of a slot; a syncer that needs more gets a warning
 TAKES = {"calls": "its calls to the store", "bytes": "its link", "processor": "its processor"}
 
 
@@ -307,6 +311,12 @@ def island_warnings(
         warnings.append(
             f"{name}: {sequences} sequences a step keep {100 * candidate.busy:.0f} % of {count} accelerators busy;"
             f" batch_tokens: {better} keeps all"
+        )
+    if candidate.ring is not None and candidate.beside_fabric < SLOW_FABRIC:
+        waits, ways = f"{100 * (1 - candidate.beside_fabric):.0f} %", ["more batch_tokens"]
+        ways += ["an island of each node"] if candidate.island.nodes > 1 else []
+        warnings.append(
+            f"{name}: its ranks wait for each other {waits} of the time, on {candidate.ring.words}; {' or '.join(ways)}"
         )
     return warnings
 
@@ -457,6 +467,12 @@ def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: Mod
         without, with_it = (costs(each, run, model).per_billion_tokens for each in (fleet, other))
         if with_it >= without:
             return Excluded(name, f"with it 1B tokens cost {with_it:.2f} instead of {without:.2f}")
+    if goal.objective == "loss":
+        before, after = (loss_of(each, run, model) or 0.0 for each in (fleet, other))
+        if after > before:
+            return Excluded(
+                name, f"with it the loss is {after:+.1f} % over data-parallel training, instead of {before:.1f} %"
+            )
     busy = load.busy_s(candidate.link) / max(other.schedule.round_s, candidate.step_s)
     if busy > LANES:
         calls = f"calls of {format_duration(candidate.rtt_s)} included"
@@ -516,6 +532,8 @@ def _alternative(plan: Plan, name: str, sync: SyncSettings, price: str, again: A
         other = again(replace(plan.run, sync=sync))
     except InfeasibleError as error:
         return Alternative(name, 0.0, f"infeasible: {error.message}")
+    if other.syncer.busy_percent > max(100, plan.syncer.busy_percent):
+        return Alternative(name, 0.0, f"the syncer would be {other.syncer.busy_percent:.0f} % busy")
     need = format_bandwidth(max(island.up_mbps_needed for island in other.islands) * MBPS)
     islands = "1 island" if len(other.islands) == 1 else f"{len(other.islands)} islands"
     facts = f"{islands}, {need} up, overlap {other.schedule.overlap}"

@@ -6,15 +6,17 @@ memory with all that is on its way. Where H is searched, a part of syncer and la
 a limit is taken only where nothing else comes near it. Rounds that a run lacks to LEAST_ROUNDS cost in proportion.
 Where H is given, links and memory have to hold the run, and a warning tells the rest.
 
-A coarse scan of the settings, each with all islands that it carries, gives starts; so do the best island alone, all of
-them, and for money the best by tokens. From each start, moves while they help: another codec, number of fragments or
-quorum; an island more, less or exchanged; after each, H anew: from the shortest that keeps the limits upwards. Many
-islands come and go in portions of a ranking. The evaluations of single islands are bounded, so that ten thousand
-islands take no longer than ten."""
+A coarse scan of rounds and settings, each with the islands that such a round may have and the syncer carries, gives
+starts; so do the best island alone, all of them, and for money the best by tokens. A longer round leaves out those that
+would need too large an H for it. From each start, moves while they help: another codec, number of fragments or quorum;
+an island more, less or exchanged; after each, H anew: from the shortest that keeps the limits upwards. Many islands
+come and go in portions of a ranking, in rounds as long, longer or shorter. The evaluations of single islands are
+bounded, so that ten thousand islands take no longer than ten."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -25,28 +27,37 @@ from diloco_cli.config.models import ModelFacts
 from diloco_cli.config.settings import Inventory, RunSettings, SyncSettings
 from diloco_cli.plan.candidates import Candidate, candidates
 from diloco_cli.plan.flow import MAX_EVERY, Fleet, costs, run_fleet
-from diloco_cli.plan.link import CODEC_BITS, load_of_round
+from diloco_cli.plan.link import CODEC_BITS, load_of_round, work_of
 from diloco_cli.plan.plan import Goal
+from diloco_cli.plan.quality import loss_percent
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
+from diloco_cli.protocol.rules.capacity import most_learners
 
 SEARCHED = ("codec", "weights_codec", "every", "fragments", "quorum")  # keys of `sync`
-FRAGMENTS = (6, 12, 24, 48, 96, 192, 384)
+FRAGMENTS = (6, 8, 12, 16, 24, 32, 48, 96, 192, 384)
 MAX_WORK = 60_000  # evaluations of one island
 SCAN_SHARE = 0.3  # of the work, for the coarse scan
 LEAST_EVALUATIONS = 8  # of a whole fleet, however large
 STARTS = 8  # settings of the scan from which the search goes on
 MANY_ISLANDS = 32  # beyond it, islands come and go in portions, and of so many one is always there as a quorum
 SWAPPED = 20  # islands up to which one may take another's place
+NEARLY, FAR = 0.97, 1.4  # a rival is worth so much of the best; so much longer a round is another one
 WORTH_A_CHANGE = 1.002  # a fleet of fewer islands must be better by this factor
-HEADROOM = 0.8  # of what the syncer can, where H is searched
-LANES = 0.7  # of what an island's lanes can: a start, or saved moments, are caught up with in two rounds or three
+HEADROOM = 0.95  # of what the syncer can, where H is searched: in virtual time it keeps its pace up to 1
+LANES = 0.9  # of what an island's lanes can: a start is caught up with in six rounds, beyond in ever more
+FREE_HEADROOM, FREE_LANES = 0.8, 0.7  # up to which they cost nothing, and FULL at the limit
+FULL = 0.03  # of what a fleet is worth: links and the syncer may turn out slower than planned
 BEYOND = 0.1  # what a fleet that breaks a limit is worth beside one that does not
 LEAST_STEPS = 4  # of each island in a round, where H is searched: with fewer its offers come late, and others wait
 PER_DOUBLING = 0.004  # of the tokens, guessed: the more fragments beyond 24, the more slots until a run has its pace
 LEAST_SLOT_S = 0.1  # that is searched: the log grows by a commit a slot, and each takes a syncer's processor some 10 ms
 LEAST_ROUNDS = 100  # of a run whose H is searched: half as many are worth half as much
+HALVING_PERCENT = 10.0  # of loss: so much of it makes a fleet worth half
+PER_LOG_SPEED = 1e-3  # less than a tenth of a percent of loss, whatever the speed: it decides between equals
 CLIMB = (4.0, 2.0, 2**0.5, 2**0.25, 2**0.125, 2**0.0625)  # factors of H
-PACE_SETTERS = (1, 2, 4, 8, 16)  # how many of the fastest are left out
+ROUNDS_APART = 0.7  # a round of the coarse scan over the next longer one, at most
+HALVED = 10  # times, the longest round of the fastest island
+ROUNDS = (1.0, 1.25, 1.5, 2.0, 4.0, 0.8, 0.5)  # factors of a round of which other islands are tried
 PORTIONS = (0.25, 0.5, 0.75, 0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0, 4.0)  # of the number of islands that take part
 
 
@@ -88,21 +99,32 @@ def space_of(sync: SyncSettings, free: frozenset[str], model: ModelFacts) -> Spa
     )
 
 
-def score(fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> float | None:
-    """A fleet's score by the goal, larger is better; None if it breaks one of the goal's limits."""
-    days_s = run.train.tokens / fleet.tokens_per_s
-    if goal.deadline_s is not None and days_s > goal.deadline_s:
+def score(fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal, token: float = 1.0) -> float | None:
+    """A fleet's score by the goal, larger is better; None if it breaks one of the goal's limits. `token`: what one is
+    worth."""
+    if not {candidate.island.name for candidate in fleet.kept}.issuperset(goal.with_islands):
         return None
-    if goal.objective == "tokens" and goal.budget_per_h is None and goal.budget_total is None:
-        return fleet.effective_tokens_per_s
-    money = costs(fleet, run, model)
-    if goal.budget_per_h is not None and money.per_h > goal.budget_per_h:
+    tokens_per_s = token * fleet.effective_tokens_per_s
+    if goal.deadline_s is not None and run.train.tokens / fleet.tokens_per_s > goal.deadline_s:
         return None
-    if goal.budget_total is not None and money.total > goal.budget_total:
-        return None
-    if goal.objective == "tokens":
-        return fleet.effective_tokens_per_s
-    return fleet.effective_tokens_per_s / (money.total * fleet.tokens_per_s) if money.total else None
+    if goal.objective == "cost" or goal.has_budget:
+        money = costs(fleet, run, model)
+        if goal.budget_per_h is not None and money.per_h > goal.budget_per_h:
+            return None
+        if goal.budget_total is not None and money.total > goal.budget_total:
+            return None
+        if goal.objective == "cost":
+            return tokens_per_s / (money.total * fleet.tokens_per_s) if money.total else None
+    if goal.objective == "loss":
+        percent = loss_of(fleet, run, model) or 0.0
+        return (1 + PER_LOG_SPEED * math.log(tokens_per_s)) / (1 + percent / HALVING_PERCENT)
+    return tokens_per_s
+
+
+def loss_of(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float | None:
+    """In percent over data-parallel training, as far as it was measured."""
+    rounds = run.train.tokens / fleet.tokens_a_round
+    return loss_percent(len(fleet.kept), rounds, run.train.inner.name, model.parameters, run.train.tokens)
 
 
 def search(
@@ -145,7 +167,7 @@ class Search:
 
     @property
     def wants_money(self) -> bool:
-        return self.goal.objective == "cost" or self.goal.budget_per_h is not None or self.goal.budget_total is not None
+        return self.goal.objective == "cost" or self.goal.has_budget
 
     def search(self, start: frozenset[str]) -> None:
         pool = self.pool(self.space.fragments[0])
@@ -154,33 +176,54 @@ class Search:
             self.improve(tuple(i for i, c in enumerate(pool) if c.island.name in start), own)
         for kept, point in self._starts(own, start):
             self.improve(kept, point)
+        for kept, point in self.optimum(own):
+            found = self.best_worth
+            for move in self._double_moves(kept, point):
+                if not self._spent(1.0):
+                    self.tuned(*move)
+            if self.best_worth > found:
+                for better in self.optimum(own):
+                    self.improve(*better)
+
+    def _double_moves(self, kept: Kept, point: Point) -> Iterator[tuple[Kept, Point]]:
+        """Two changes of which neither helps alone: another number of fragments, and a codec or an island less."""
+        for fragments in self.space.fragments:
+            other = point._replace(fragments=fragments)
+            yield from ((kept, other._replace(pair=pair)) for pair in self.space.codecs)
+            if len(kept) <= SWAPPED:
+                yield from ((tuple(i for i in kept if i != gone), other) for gone in kept)
 
     # -- starts ---------------------------------------------------------------------------------------------------
 
     def _starts(self, own: Point, start: frozenset[str]) -> Iterator[tuple[Kept, Point]]:
         everyone = tuple(range(len(self.pool(own.fragments))))
-        found: dict[tuple[tuple[str, str], int], tuple[float, Kept, Point]] = {}
-        for point in self._coarse(own):
+        of_settings: dict[tuple[tuple[str, str], int], tuple[float, Kept, Point]] = {}
+        of_pace: dict[int, tuple[float, Kept, Point]] = {}
+        for pacer, point in self._coarse(own):
             if self._spent(SCAN_SHARE):
                 break
-            kept = self.carried(everyone, point)
+            kept = self.with_wanted(self.served(self.carried(everyone[pacer:], point), point))
             worth = self.worth(kept, point)
-            if kept and worth > found.get((point.pair, point.fragments), (0.0,))[0]:
-                found[point.pair, point.fragments] = worth, kept, point
+            if kept and worth > of_settings.get((point.pair, point.fragments), (0.0,))[0]:
+                of_settings[point.pair, point.fragments] = worth, kept, point
+            if kept and worth > of_pace.get(kept[0], (0.0,))[0]:
+                of_pace[kept[0]] = worth, kept, point
         points = [own]
-        if self.wants_money and not start:
-            fastest = Search(self.run, self.inventory, self.model, self.space, Goal(), self.max_work // 2)
+        if (self.wants_money or self.goal.objective == "loss") and not start:
+            fastest = Search(self.run, self.inventory, self.model, self.space, self.goal.fastest, self.max_work // 2)
             fastest.search(frozenset())
             for kept, point in fastest.optimum(own):
                 yield kept, point
-                points.append(point)  # all of them may cost too much, and fewer need its settings
+                points.append(point)  # all of them may be too many, and fewer need its settings
         if len(everyone) <= MANY_ISLANDS:
             each = [[self.tuned((i,), own._replace(pair=pair)) for pair in self.space.codecs] for i in everyone]
             alone = [max(of_one, key=lambda fleet: self.worth(*fleet)) for of_one in each]
             yield from sorted(alone, key=lambda fleet: -self.worth(*fleet))[:STARTS]
-        yield from ((kept, point) for _, kept, point in sorted(found.values(), key=lambda item: -item[0])[:STARTS])
-        for ranking, point in product(self._rankings(everyone), points):
-            yield self._within_budget(ranking), point
+        for best in (of_settings.values(), of_pace.values()):
+            yield from ((kept, point) for _, kept, point in sorted(best, key=lambda item: -item[0])[:STARTS])
+        for point in points:
+            for ranking in self._rankings(everyone, point.fragments):
+                yield self._within_budget(ranking), point
 
     def optimum(self, own: Point) -> Iterator[tuple[Kept, Point]]:
         """What was found, as a start for another goal."""
@@ -190,14 +233,29 @@ class Search:
         kept = tuple(i for i, c in enumerate(self.pool(sync.fragments)) if c.island.name in names)
         yield kept, Point((sync.codec, sync.weights_codec), sync.fragments, sync.every, own.quorum)
 
-    def _coarse(self, own: Point) -> Iterator[Point]:
-        everys = [own.every] if self.space.every else [own.every, *(2**n for n in range(9, -1, -1)), MAX_EVERY]
-        for every, pair, fragments in product(everys, self.space.codecs, self.space.fragments):
-            yield Point(pair, fragments, every, own.quorum)
+    def _coarse(self, own: Point) -> Iterator[tuple[int, Point]]:
+        """(the fastest island, settings): of the longest rounds first, each with all islands that it may have."""
+        most, paces, last_s = self.space.every or MAX_EVERY, {(0, own.every): None}, math.inf
+        rounds_s = [most * candidate.step_s for candidate in reversed(self.pool(own.fragments))]
+        if self.limits:
+            rounds_s += [round_s / 2**n for round_s in rounds_s[-1:] for n in range(1, HALVED)]
+        for round_s in rounds_s:
+            if round_s <= ROUNDS_APART * last_s:
+                last_s = round_s
+                paces[self._pace(round_s, own.fragments)] = None
+        for (pacer, every), pair, fragments in product(paces, self.space.codecs, self.space.fragments):
+            yield pacer, Point(pair, fragments, every, own.quorum)
 
-    def _rankings(self, islands: Sequence[int]) -> list[list[int]]:
+    def _pace(self, round_s: float, fragments: int) -> tuple[int, int]:
+        """The fastest island that a round so long may have, and the H that makes it."""
+        pool, most = self.pool(fragments), self.space.every or MAX_EVERY
+        first = bisect_left(pool, round_s / most * (1 - 1e-9), key=lambda candidate: candidate.step_s)
+        first = min(first, len(pool) - 1)
+        return first, self.space.every or min(most, max(1, round(round_s / pool[first].step_s)))
+
+    def _rankings(self, islands: Sequence[int], fragments: int) -> list[list[int]]:
         """The largest first; the cheapest tokens first, if the goal asks for money."""
-        pool = self.pool(self.space.fragments[0])
+        pool = self.pool(fragments)
         able = [i for i in islands if pool[i].can_train]
         found = [sorted(able, key=lambda i: (-pool[i].tokens_per_s, pool[i].island.name))]
         if self.wants_money:
@@ -237,12 +295,7 @@ class Search:
         everyone = range(len(self.pool(point.fragments)))
         others = [i for i in everyone if i not in set(kept) and self.pool(point.fragments)[i].can_train]
         if len(everyone) > MANY_ISLANDS:
-            for ranking in self._rankings(everyone):
-                for portion in PORTIONS:
-                    yield self.carried(tuple(sorted(ranking[: round(portion * len(kept)) or 1])), point), point
-            for fastest in PACE_SETTERS:  # without those that set the pace, all that the longer round carries
-                yield self.carried(tuple(everyone)[everyone.index(kept[0]) + fastest :], point), point
-                yield kept[fastest:], point
+            yield from self._portions(kept, point)
         else:
             yield from ((tuple(sorted((*kept, i))), point) for i in others)
             yield from ((tuple(i for i in kept if i != gone), point) for gone in kept)
@@ -257,15 +310,27 @@ class Search:
             swaps = product(others, kept)
             yield from ((tuple(sorted((*(i for i in kept if i != gone), come))), point) for come, gone in swaps)
 
+    def _portions(self, kept: Kept, point: Point) -> Iterator[tuple[Kept, Point]]:
+        """More islands or fewer, of rounds as long, longer or shorter: the best of all that such a round may have."""
+        pool = self.pool(point.fragments)
+        for factor in ROUNDS:
+            pacer, every = self._pace(factor * point.every * pool[kept[0]].step_s, point.fragments)
+            able = self.carried(tuple(range(pacer, len(pool))), point._replace(every=every))
+            sizes = dict.fromkeys(min(len(able), round(portion * len(kept)) or 1) for portion in PORTIONS)
+            for ranking, size in product(self._rankings(able, point.fragments) if able else (), sizes):
+                best = tuple(sorted(ranking[:size]))
+                steps = every * pool[able[0]].step_s / pool[best[0]].step_s
+                yield best, point._replace(every=self.space.every or max(1, round(steps)))
+
     def tuned(self, kept: Kept, point: Point) -> tuple[Kept, Point]:
-        """With the best H: not below the shortest that keeps the limits."""
+        """With the islands that the goal wants, and the best H: not below the shortest that keeps the limits."""
+        kept = self.with_wanted(kept)
         if self.space.every or not kept:
             return kept, point
         least = min(MAX_EVERY, point.every)
         for _ in range(3):
             self.worth(kept, point := point._replace(every=least))
-            used = self.seen[kept, point][1] / HEADROOM
-            again = min(MAX_EVERY, max(1, math.ceil(least * used - 1e-9)))
+            again = min(MAX_EVERY, max(1, math.ceil(least * self.seen[kept, point][1] - 1e-9)))
             if again == least:
                 break
             least = again
@@ -297,6 +362,13 @@ class Search:
             self.shortest[key] = [of(c.link) for c in self.pool(point.fragments)]
         return self.shortest[key]
 
+    def with_wanted(self, kept: Kept) -> Kept:
+        """Also the islands that the goal wants in any case."""
+        if not self.goal.with_islands:
+            return kept
+        pool, wanted = self.pool(self.space.fragments[0]), set(self.goal.with_islands)
+        return tuple(sorted({*kept, *(i for i, c in enumerate(pool) if c.island.name in wanted)}))
+
     def carried(self, kept: Kept, point: Point) -> Kept:
         """Those that fit their memory and whose links carry the round that the fastest of them sets; islands whose link
         cannot carry even the round that they would set themselves are removed first."""
@@ -313,6 +385,16 @@ class Search:
             for i in able
             if i >= own[0] and pool[i].step_s <= slowest_s and shortest[i] <= limit * max(round_s, pool[i].step_s)
         )
+
+    def served(self, kept: Kept, point: Point) -> Kept:
+        """The best of a ranking, as many as leave the syncer its headroom."""
+        if not self.limits or not kept:
+            return kept
+        pool, changed = self.pool(point.fragments), {"codec": point.pair[0], "weights_codec": point.pair[1]}
+        work = work_of(self.model.parameters / point.fragments, 1, with_sync(self.run, **changed).sync)
+        slot_s = point.every * pool[kept[0]].step_s / point.fragments
+        most = most_learners(work, pool[kept[0]].syncer, HEADROOM * slot_s, len(kept))
+        return tuple(sorted(self._rankings(kept, point.fragments)[-1][:most])) if most < len(kept) else kept
 
     def worth(self, kept: Kept, point: Point) -> float:
         """0: it cannot be."""
@@ -332,26 +414,45 @@ class Search:
             for shortest in (self._shortest(point, lanes) for lanes in (False, True))
         )
         if link > 1:
-            return 0.0, lanes * HEADROOM / LANES
-        changed = {"codec": point.pair[0], "weights_codec": point.pair[1], "quorum": quorum}
+            return 0.0, lanes / LANES
         self.work += len(kept)
-        sync = with_sync(self.run, fragments=point.fragments, every=point.every, **changed).sync
-        fleet = run_fleet(chosen, sync, self.model)
+        fleet = self._fleet(kept, point)
         worth = self._valued(fleet)
-        slow = max(LEAST_STEPS * chosen[-1].step_s / round_s, LEAST_SLOT_S / fleet.schedule.slot_s)
-        used = max(lanes * HEADROOM / LANES, fleet.syncer_load, slow * HEADROOM)
-        if self.limits and (used > HEADROOM or not fleet.has_room):
-            worth *= BEYOND / max(1.0, used)
+        load, slot_s = fleet.syncer_load, fleet.schedule.slot_s
+        used = max(lanes / LANES, load / HEADROOM, LEAST_STEPS * chosen[-1].step_s / round_s, LEAST_SLOT_S / slot_s)
+        if self.limits:
+            full = max((lanes - FREE_LANES) / (LANES - FREE_LANES), (load - FREE_HEADROOM) / (HEADROOM - FREE_HEADROOM))
+            worth *= 1 - FULL * min(1.0, max(0.0, full))
+            if used > 1 or not fleet.has_room:
+                worth *= BEYOND / max(1.0, used)
         fewer = self.best is not None and len(kept) < len(self.best.kept)
         if worth > self.best_worth * (WORTH_A_CHANGE if fewer else 1.0):
             self.best, self.best_worth = fleet, worth
         return worth, used
 
+    def rivals(self, count: int) -> list[Fleet]:
+        """The best of what was seen, and what is worth nearly as much, but differs from it, and from each other, by its
+        islands, codec or fragments, or by far in H."""
+        ranked = sorted((one for one in self.seen if self.seen[one][0]), key=lambda one: (-self.seen[one][0], one))
+        chosen: list[tuple[Kept, Point]] = []
+        for kept, point in ranked:
+            if self.seen[kept, point][0] < NEARLY * self.best_worth or len(chosen) == count:
+                break
+            if not any(_alike(kept, point, *other) for other in chosen):
+                chosen.append((kept, point))
+        return [self._fleet(kept, point) for kept, point in chosen]
+
+    def _fleet(self, kept: Kept, point: Point) -> Fleet:
+        quorum = point.quorum if isinstance(point.quorum, int) else max(1, math.ceil(point.quorum * len(kept)))
+        changed = {"codec": point.pair[0], "weights_codec": point.pair[1], "quorum": quorum}
+        sync = with_sync(self.run, fragments=point.fragments, every=point.every, **changed).sync
+        return run_fleet([self.pool(point.fragments)[i] for i in kept], sync, self.model)
+
     def _valued(self, fleet: Fleet) -> float:
-        worth = score(fleet, self.run, self.model, self.goal) or 0.0
+        many = PER_DOUBLING * max(0.0, math.log2(fleet.schedule.fragments / 24)) if self.limits else 0.0
+        worth = score(fleet, self.run, self.model, self.goal, 1 - many) or 0.0
         if self.limits:
             rounds = self.run.train.tokens / (fleet.tokens_per_s * fleet.served_round_s)
-            worth *= 1 - PER_DOUBLING * max(0.0, math.log2(fleet.schedule.fragments / 24))
             worth *= min(1.0, rounds / LEAST_ROUNDS)
         if len(self.space.fragments) > 1 and len(fleet.kept) * fleet.schedule.fragments > SNAPSHOT_HOLDS:
             worth *= BEYOND
@@ -359,6 +460,12 @@ class Search:
 
     def _spent(self, share: float) -> bool:
         return self.work > share * self.max_work and len(self.seen) >= share * LEAST_EVALUATIONS
+
+
+def _alike(kept: Kept, point: Point, other_kept: Kept, other: Point) -> bool:
+    if (kept, point.pair, point.fragments) != (other_kept, other.pair, other.fragments):
+        return False
+    return max(point.every, other.every) < FAR * min(point.every, other.every)
 
 
 def with_sync(run: RunSettings, **changed: Any) -> RunSettings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ import psutil
 import torch
 
 from diloco_cli.clock import monotonic_s, seconds_of
-from diloco_cli.config.hardware import CPU, MPS, Accelerators, in_catalogue
+from diloco_cli.config.hardware import CPU, MPS, Accelerators, device_name, in_catalogue
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.probe.training import Spread, measure_training, model_name, spread_of
 from diloco_cli.randomness import nonce
@@ -20,8 +19,6 @@ from diloco_cli.store.port import Store
 from diloco_cli.training.inner import runs_in_bf16
 
 GB = 1e9
-VENDORS = re.compile(r"^(?:(?:NVIDIA|Tesla|Quadro|GeForce|AMD|Instinct|Radeon)[ -]+)+", re.IGNORECASE)
-PACKAGING = re.compile(r"-OAM$", re.IGNORECASE)
 SIDES = {"cpu": 1024, "mps": 4096, "cuda": 8192}
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 REPEATS = 5
@@ -54,11 +51,6 @@ def machine_facts() -> MachineFacts:
     if torch.backends.mps.is_available():
         return MachineFacts(Accelerators(MPS, 1), True, None, cores, host_memory_gb, "mps")
     return MachineFacts(Accelerators(CPU, 1), True, None, cores, host_memory_gb, "cpu")
-
-
-def device_name(driver_name: str) -> str:
-    """`NVIDIA GeForce RTX 4090` -> RTX-4090: one word without the vendor; the catalogue's aliases match the rest."""
-    return PACKAGING.sub("", VENDORS.sub("", driver_name.strip()).replace(" ", "-")) or "accelerator"
 
 
 def training_types(device: str) -> list[str]:

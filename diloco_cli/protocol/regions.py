@@ -444,7 +444,7 @@ class Relay:
         watches = [self._watch(name, key, state) for name in learners for key in self.keys.of(name)]
         beyond = {name: number_of(state.learner(name).floor) for name in learners}
         for watch in watches:
-            beyond[watch.learner] = max(beyond[watch.learner], watch.newest)
+            beyond[watch.learner] = max(beyond[watch.learner], watch.last)  # strangers' objects use numbers up, too
         yield from there(together([watch.look(beyond[watch.learner]) for watch in watches]))
         for watch in watches:
             floor, of = state.learner(watch.learner), (watch.learner, watch.key)

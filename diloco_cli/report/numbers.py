@@ -134,7 +134,11 @@ def _faults(history: RunHistory, events: list[Mark]) -> Survived:
 
 
 def _egress(learner: LearnerStatus | LearnerRow, plan: LaunchPlan | None) -> float:
-    return 0.0 if plan is None else learner.up_bytes / GB * plan.egress_per_gb(learner.name)
+    if plan is None:
+        return 0.0
+    return (
+        learner.up_bytes * plan.egress_per_gb(learner.name) + learner.down_bytes * plan.download_per_gb(learner.name)
+    ) / GB
 
 
 def _cost(it: ReportSource, plan: LaunchPlan) -> Cost:
@@ -266,6 +270,12 @@ class LaunchPlan(msgspec.Struct, frozen=True):
         island, gb_per_day = self.island(name), self.money.egress_gb_per_day / max(1, len(self.islands))
         return 0.0 if island is None or gb_per_day <= 0 else island.egress_per_day / gb_per_day
 
+    def download_per_gb(self, name: str) -> float:
+        """The price of what this island reads, likewise: of as many bytes to each that has one."""
+        island, priced = self.island(name), sum(island.downloads_per_day > 0 for island in self.islands)
+        gb_per_day = self.money.downloads_gb_per_day / max(1, priced)
+        return 0.0 if island is None or gb_per_day <= 0 else island.downloads_per_day / gb_per_day
+
     def origin(self, key: str) -> str:
         searched = next((s.origin for s in self.settings if s.name == key and s.origin != "given"), None)
         return searched or origin_of(self.origins, key)
@@ -283,8 +293,12 @@ def read_launch_plan(store: Store) -> LaunchPlan | None:
 def _numbers(plan: LaunchPlan) -> list[float]:
     """All that are drawn or added up."""
     p, money = plan.prediction, plan.money
-    of_islands = [number for island in plan.islands for number in (island.price_per_h, island.egress_per_day)]
+    of_islands = [
+        number
+        for island in plan.islands
+        for number in (island.price_per_h, island.egress_per_day, island.downloads_per_day)
+    ]
     memory = [number for i in plan.islands for number in (i.host_memory_gb_needed, i.memory_gb_needed)]
     memory += [] if plan.syncer is None else [plan.syncer.memory_gb]
     rates = [p.tokens_per_s_ideal, p.tokens_per_s, *(stage.tokens_per_s for stage in p.waterfall)]
-    return [*memory, *rates, *of_islands, p.goodput, money.total, money.egress_gb_per_day]
+    return [*memory, *rates, *of_islands, p.goodput, money.total, money.egress_gb_per_day, money.downloads_gb_per_day]

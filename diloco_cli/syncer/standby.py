@@ -50,6 +50,8 @@ def run_standby(
     if hosted:
         os.nice(NICENESS)
         threading.Thread(target=_leave_with_host, args=(stop,), name="host", daemon=True).start()
+    if alike:  # its job has room for a syncer: the run does not wait for torch once the other one has left
+        import diloco_cli.syncer.daemon  # noqa: F401
     claim = own_claim()
     held: dict[str, bytes] = {}
     reason = _wait(url, name, instead_of, claim, stop, here, held, alike)
@@ -57,7 +59,7 @@ def run_standby(
         say(f"{utc_now_text()} {name}: the run is over")
         return 0
     say(f"{utc_now_text()} {reason}")
-    from diloco_cli.syncer.daemon import serve_run  # torch: only now
+    from diloco_cli.syncer.daemon import serve_run  # torch: elsewhere only now
 
     return serve_run(url, stop, claim, rebuild, here, name, reason, held)
 

@@ -1,9 +1,7 @@
 """One thread, one virtual clock, one bucket: actors are protocol generators that advance one operation at a time.
 
-An operation on the store is two events, its effect and its answer, and other events may come between them. When an
-actor sends an operation, `fault_of` decides whether a fault hits it (`virtual/faulty_calls.py` lists the faults). Of
-operations that go together each is a call of its own: they take effect in the order of their latencies, a fault hits
-one of them, and an actor that dies leaves the others undone.
+Of operations that go together each is a call of its own: they take effect in the order of their latencies, and an
+actor that dies leaves the others undone.
 
 `VirtualLanes`: the threads of one simulated process; each performs its steps one after the other, in their order.
 """
@@ -14,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
@@ -35,24 +32,19 @@ from diloco_cli.protocol.log.operations import (
     Together,
 )
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.port import Created, Store, StoreUnavailableError
-from diloco_cli.virtual.faulty_calls import Fault, Injected, damaged, halved, refusal_of
+from diloco_cli.store.port import Created, Store
 
 LATENCY_S = 0.001  # of one store operation, on the virtual clock
 
-__all__ = ["LATENCY_S", "Actor", "Fault", "World"]
-
 
 class Call(Struct):
-    """An operation on its way: its effect is due at `due_s`; once it is `answered`, its `answer`, or the error
-    `thrown` in its place, is. `spared`: no further fault hits it, because one has frozen its actor."""
+    """An operation on its way, which is due at `due_s`; once it is done, its `answer`, or the error `thrown` in its
+    place."""
 
     operation: Operation
     due_s: float
-    answered: bool = False
     answer: Any = None
     thrown: Exception | None = None
-    spared: bool = False
     done: bool = False
 
 
@@ -82,54 +74,27 @@ class Actor:
     clock_rate: float = 1.0
     owner: Any = None
 
-    @property
-    def pending(self) -> Operation | None:
-        """The operation whose effect or answer is due first."""
-        return min((call for call in self.calls if not call.done), key=_due_of).operation if self.calls else None
-
-    @property
-    def held_until_s(self) -> float:
-        """When it has all answers, as far as these are on their way."""
-        return max((call.due_s for call in self.calls if not call.done), default=self.wake_s)
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether an error is on its way to it."""
-        return any(call.thrown is not None for call in self.calls)
-
-
-_due_of = attrgetter("due_s")
-
 
 @dataclass
 class World:
-    """Advances the actor that is due first; ties go to the one that was started first. `writes` records every create
-    that took effect or was refused: the actor, the number of its operation, and the key.
+    """Advances the actor that is due first; ties go to the one that was started first.
 
-    `latency_s`: from sending a store operation to its effect; `answer_s`: from there to its answer. `fault_of` gives
-    the fault of an actor's next operation, `faults` those by the actor's name and the operation's number.
-    `held_until_s`: when a call can take effect that was due: the actor cannot reach the store until then (its client
-    waits, and tries again), or a link has become slower since the call was sent.
-    `timeout_s`: after so long without an answer a client gives up a call. `store_of`: with several buckets, the one
-    that this operation of an actor goes to. `checks_uploads`: the stores compare an upload with its checksum and refuse
-    damaged bytes. `connections`: so many calls of one set are on their way at a time; None: all.
+    `latency_s`: from sending a store operation to its answer. `held_until_s`: when a call can take effect that was due:
+    the actor cannot reach the store until then (its client waits, and tries again), or a link has become slower since
+    the call was sent. `checks_uploads`: the store compares an upload with its checksum. `connections`: so many calls of
+    one set are on their way at a time; None: all.
     """
 
     store: Store = field(default_factory=MemoryStore)
-    faults: dict[tuple[str, int], Fault | Injected] = field(default_factory=dict)
     now_s: float = 0.0
     actors: list[Actor] = field(default_factory=list)
     on_end: Callable[[Actor], None] = lambda actor: None
-    writes: list[tuple[str, int, str]] = field(default_factory=list)
     latency_s: Callable[[Actor, Operation], float] = lambda actor, operation: LATENCY_S
-    answer_s: Callable[[Actor, Operation], float] | None = None
-    fault_of: Callable[[Actor, Operation], Injected | None] | None = None
     held_until_s: Callable[[Actor, Operation], float] | None = None
-    timeout_s: float = 0.0
-    store_of: Callable[[Actor, Operation], Store] | None = None
     checks_uploads: bool = False
     connections: int | None = None
     _due: list[tuple[float, int, Actor]] = field(default_factory=list)
+    call_type: ClassVar[type[Call]] = Call
 
     def start(self, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
         actor = Actor(name, steps, len(self.actors), self.now_s + delay_s)
@@ -164,12 +129,12 @@ class World:
         self.now_s = max(self.now_s, end_s)
 
     def kill(self, actor: Actor) -> None:
-        """End the actor between two of its operations, or between an operation's effect and its answer."""
+        """End the actor between two of its events."""
         if not actor.ended:
             self._end(actor)
 
     def pause(self, actor: Actor) -> None:
-        """Pause the actor between two of its events: before an effect, or between an effect and its answer."""
+        """Pause the actor between two of its events."""
         actor.paused = True
 
     def resume(self, actor: Actor) -> None:
@@ -204,10 +169,10 @@ class World:
         return actor.steps.send(call.answer) if call.thrown is None else actor.steps.throw(call.thrown)
 
     def _goes_on(self, actor: Actor) -> bool:
-        """Let the call that is due take effect, or be answered; True once all are."""
+        """Perform the call that is due; True once all are done."""
         if not actor.together:
             (call,) = actor.calls
-            if call.answered or self._perform(actor, call):
+            if self._perform(actor, call):
                 call.done = True
                 return not actor.ended
             if not actor.ended:
@@ -215,7 +180,7 @@ class World:
             return False
         due = actor.due
         _, place, call = heappop(due)
-        if call.answered or self._perform(actor, call):
+        if self._perform(actor, call):
             call.done = True
         else:
             heappush(due, (call.due_s, place, call))
@@ -233,7 +198,7 @@ class World:
             due_s = actor.due[0][0] if actor.due else self.now_s
         else:
             due_s = self.now_s + self._wait_s(actor, operation)
-            actor.calls = [Call(operation, due_s)]
+            actor.calls = [self.call_type(operation, due_s)]
         actor.wake_s = due_s
         heappush(self._due, (due_s, actor.number, actor))
 
@@ -242,7 +207,7 @@ class World:
         free_s = [self.now_s] * (self.connections or len(operations))
         calls = []
         for one in operations:
-            calls.append(Call(one, heappop(free_s) + self._wait_s(actor, one)))
+            calls.append(self.call_type(one, heappop(free_s) + self._wait_s(actor, one)))
             heappush(free_s, calls[-1].due_s)
         return calls
 
@@ -264,7 +229,7 @@ class World:
         return None
 
     def _perform(self, actor: Actor, call: Call) -> bool:
-        """Perform a call's effect. False if it is not answered at once."""
+        """Perform a call. False if it is not done yet."""
         operation = call.operation
         if type(operation) is Sleep:
             return True
@@ -275,99 +240,26 @@ class World:
         if later_s > self.now_s:
             call.due_s = later_s
             return False
-        fault = None if call.spared else self._fault(actor, operation)
-        call.spared = fault is not None and fault.kind is Fault.PAUSE
-        if call.spared:
-            actor.paused = True
-            return False
+        return self._arrives(actor, call)
+
+    def _arrives(self, actor: Actor, call: Call) -> bool:
+        """The call is at the store. False if it is not done yet."""
         actor.operations += 1
-        if fault is not None:
-            return self._befall(actor, call, fault)
-        call.answer = self._effect(actor, operation)
-        return self._answer(actor, call)
-
-    def _fault(self, actor: Actor, operation: Operation) -> Injected | None:
-        if self.fault_of is not None:
-            return self.fault_of(actor, operation)
-        if not self.faults:
-            return None
-        found = self.faults.pop((actor.name, actor.operations), None)
-        return Injected(found) if isinstance(found, Fault) else found
-
-    def _answer(self, actor: Actor, call: Call, extra_s: float = 0.0) -> bool:
-        """Send the answer; True if it arrives at once."""
-        seconds = extra_s if self.answer_s is None else extra_s + self.answer_s(actor, call.operation)
-        if seconds <= 0.0:
-            return True
-        call.answered, call.due_s = True, self.now_s + seconds
-        return False
+        call.answer = self._effect(actor, call.operation)
+        return True
 
     def _later(self, actor: Actor, when_s: float) -> None:
         actor.wake_s = when_s
         heappush(self._due, (when_s, actor.number, actor))
 
-    def _befall(self, actor: Actor, call: Call, fault: Injected) -> bool:
-        """Perform the call with this fault."""
-        operation = call.operation
-        match fault.kind:
-            case Fault.CRASH:
-                self._end(actor)
-                return False
-            case Fault.CRASH_AFTER:
-                self._effect(actor, operation)
-                self._end(actor)
-                return False
-            case Fault.CRASH_LATE:
-                self._end(actor)
-                self._effect_at(actor, operation, fault.seconds)
-                return False
-            case Fault.LOST_REQUEST:
-                return self._fails(actor, call, StoreUnavailableError("the request was lost"), self.timeout_s)
-            case Fault.LOST_ANSWER:
-                self._effect(actor, operation)
-                return self._fails(actor, call, StoreUnavailableError("the answer was lost"), self.timeout_s)
-            case Fault.LATE:
-                self._effect_at(actor, operation, fault.seconds)
-                return self._fails(actor, call, StoreUnavailableError("no answer yet"), self.timeout_s)
-            case Fault.SLOW:
-                call.answer = self._effect(actor, operation)
-                return self._answer(actor, call, fault.seconds)
-            case Fault.TWICE:
-                call.answer = self._effect(actor, operation)
-                if fault.seconds:
-                    self._effect_at(actor, operation, fault.seconds)
-                else:
-                    call.answer = self._effect(actor, operation)
-                return self._answer(actor, call)
-            case Fault.TORN_WRITE | Fault.TORN | Fault.FLIPPED if not self._is_refused(operation, fault):
-                call.answer = damaged(self._effect(actor, halved(operation, fault)), fault)
-                return self._answer(actor, call)
-        if fault.kind is Fault.BUSY_AFTER:
-            self._effect(actor, operation)
-        return self._fails(actor, call, refusal_of(fault), 0.0)
-
-    def _is_refused(self, operation: Operation, fault: Injected) -> bool:
-        """Whether the store finds out that an upload was damaged."""
-        return self.checks_uploads and fault.kind is Fault.TORN_WRITE and type(operation) is Create
-
-    def _fails(self, actor: Actor, call: Call, error: Exception, after_s: float) -> bool:
-        call.thrown = error
-        return self._answer(actor, call, after_s)
-
-    def _effect_at(self, actor: Actor, operation: Operation, seconds: float) -> None:
-        """The operation takes effect later, also if its actor is dead by then."""
-        self.call_at(self.now_s + seconds, lambda: self._effect(actor, operation))
-
     def _effect(self, actor: Actor, operation: Operation) -> Any:
-        store = self.store if self.store_of is None else self.store_of(actor, operation)
-        return self._perform_at(store, actor, operation.operation if type(operation) is There else operation)
+        return self._perform_at(self.store, actor, operation.operation if type(operation) is There else operation)
 
     def _perform_at(self, store: Store, actor: Actor, operation: Operation) -> Any:
         match operation:
             case Get(key, max_bytes):
                 return store.get(key, max_bytes)
             case Create(key, data):
-                self.writes.append((actor.name, actor.operations - 1, key))
                 answer = store.create(key, data)
                 return Created(checked=True) if self.checks_uploads and isinstance(answer, Created) else answer
             case Put(key, data):
@@ -377,7 +269,6 @@ class World:
             case Mend():
                 return operation.answer(store)
             case Delete(key):
-                self.writes.append((actor.name, actor.operations - 1, key))
                 return store.delete(key)
         raise TypeError(f"{type(operation).__name__} is no operation on the store")
 

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kept import complete, measured_on, publish
+from contenders import STEP_S, Decoupled, Workload
+from kept import HERE, complete, measured_on, publish
 from paced import BATCH_TOKENS, Noise, Paced
-from storm import FRAGMENTS, HERE, STEP_S, Decoupled
+from reader import FRAGMENTS
 
 SLOWER = {"fast": 1.0, "slow": 3.0}
 SPARE = "spare"  # as fast as the fast one
 ALONE_STEPS = 100
+PACED = Workload("paced", BATCH_TOKENS, {"lr": 1e-3}, {})
 
 
 def alone_tokens_per_s() -> float:
@@ -43,7 +45,7 @@ def measured(seed: int, seconds: float) -> dict[str, Any]:
     """From the second round on. The spare counts from its first heartbeat to the signal that sends it away."""
     alone = alone_tokens_per_s()
     with tempfile.TemporaryDirectory(prefix="mixed-") as name:
-        run = Decoupled(Path(name), seed, SLOWER)
+        run = Decoupled(Path(name), seed, SLOWER, PACED)
         try:
             while run.marks() < 2 * FRAGMENTS + 2:
                 time.sleep(0.2)

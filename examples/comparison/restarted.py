@@ -7,11 +7,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from paced import Paced
-from synchronous import GlooIsland, parallel_of
+from reader import Trainee
+from torch.nn.parallel import DistributedDataParallel
 
 KEPT = 2  # checkpoints
 
@@ -25,26 +26,29 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("step-"))
 
 
+def save(folder: Path, step: int, saved: Any) -> None:
+    new = folder / f"step-{step:09d}.pt"
+    torch.save(saved, f"{new}.new")
+    os.replace(f"{new}.new", new)
+    for old in checkpoints(folder)[:-KEPT]:
+        old.unlink()
+
+
 def main() -> None:
     folder, step_s, every = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
     dist.init_process_group("gloo")
-    model = Paced(step_s)
-    island = GlooIsland(model, parallel_of(model))
+    trainee = Trainee(step_s)
+    trained = DistributedDataParallel(trainee.model, gradient_as_bucket_view=True)
     if found := checkpoints(folder):
         saved = torch.load(found[-1])
-        model.load_state_dict(saved["model"])
-        island.optimizer.load_state_dict(saved["optimizer"])
-        island.steps = step_of(found[-1])
+        trainee.model.load_state_dict(saved["model"])
+        trainee.optimizer.load_state_dict(saved["optimizer"])
+        trainee.steps = step_of(found[-1])
     while True:
-        island.step()
-        if dist.get_rank() == 0 and island.steps % every == 0:
-            new = folder / f"step-{island.steps:09d}.pt"
-            torch.save({"model": model.state_dict(), "optimizer": island.optimizer.state_dict()}, f"{new}.new")
-            os.replace(f"{new}.new", new)
-            for old in checkpoints(folder)[:-KEPT]:
-                old.unlink()
+        trainee.step(dist.get_rank(), dist.get_world_size(), trained)
+        if dist.get_rank() == 0 and trainee.steps % every == 0:
+            state = {"model": trainee.model.state_dict(), "optimizer": trainee.optimizer.state_dict()}
+            save(folder, trainee.steps, state)
 
 
 if __name__ == "__main__":

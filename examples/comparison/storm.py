@@ -1,47 +1,35 @@
 """A kill every so often: python examples/comparison/storm.py [--repetitions 3]. See README.md beside this file.
 
-Useful tokens/s of `diloco` and of data-parallel training that torchrun restarts, of what each has undisturbed. What is
-measured lies in storm.jsonl, where a second start finds it done; the table goes into README.md.
+Useful tokens/s, pauses and the time to a held-out loss of `diloco`, of data-parallel training that torchrun restarts,
+and of torchft's DiLoCo, beside what each has undisturbed. What is measured lies in storm.jsonl, where a second start
+finds it done; the table and whether the goals are met go into README.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import math
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import psutil
-import yaml
-from kept import HERE, ROOT, complete, measured_on, publish  # it says where the package lies
-from paced import BATCH_TOKENS
-from restarted import checkpoints, step_of
+from contenders import CONTENDERS, TARGETS, TORCHFT, Contender, HeldOutLoss, why_no_torchft
+from kept import HERE, complete, measured_on, publish
 
-from diloco_cli.protocol.log.commits import Commit, Merge
-from diloco_cli.protocol.log.records import decode
-from diloco_cli.store.open import open_store
-from diloco_cli.store.port import all_keys
-
-LEARNERS = ("l0", "l1", "l2", "l3")
-TARGETS = (*LEARNERS, "syncer", "supervisor")
-STEP_S = 0.1
-H, FRAGMENTS = 40, 4
-SAVE_EVERY = 20  # steps of data-parallel training: 2 s
-AWAY_S = 1.0  # until somebody starts anew what starts the others
 HANGS_S = 60.0  # without progress
-ENDS_WITHIN_S = 30.0
-METHODS = {"ddp": "data-parallel, restarted by torchrun", "diloco": "`diloco`"}
+ENOUGH = 10  # marks of `diloco`, or steps of the others: all train
+LOOK_S = 2.0  # between two looks at the loss
+TARGET_SHARE = 2 / 3  # of the time of undisturbed data-parallel training, which then has the loss that all must reach
+GOAL_KEPT, GOAL_OVER, GOAL_TIME, GOAL_STORMS = 0.92, 1.7, 0.7, 50
+Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -52,172 +40,104 @@ class StormCase:
     every_s: float | None
     seed: int
 
+    def lasts_s(self, seconds: float) -> float:
+        """Half as long if nobody is killed."""
+        return seconds if self.every_s else seconds / 2
+
     def kills(self, seconds: float) -> Iterator[tuple[float, str]]:
         """When, and of what: the same for every method."""
         drawn, at_s = random.Random(self.seed), 0.0
-        while self.every_s is not None and (at_s := at_s + self.every_s) < seconds:
+        while self.every_s is not None and (at_s := at_s + self.every_s) <= seconds:
             yield at_s - drawn.uniform(0.1, 0.6) * self.every_s, drawn.choice(TARGETS)
-
-
-class Contender(Protocol):
-    def marks(self) -> int:
-        """What grows with progress."""
-
-    def kill(self, target: str) -> None: ...
-
-    def tokens(self) -> float:
-        """That are kept, of all islands."""
-
-    def close(self) -> None: ...
-
-
-class Decoupled:
-    """`diloco launch` with learners on this machine, and a folder as the bucket. `slower`: by how much each is."""
-
-    def __init__(self, folder: Path, seed: int, slower: Mapping[str, float]) -> None:
-        islands = [
-            {
-                "name": name, "region": "here", "accelerators": "cpu:1", "emulate": {"slowdown": factor},
-                "tokens_per_s": BATCH_TOKENS / STEP_S / factor,
-            }
-            for name, factor in slower.items()
-        ]  # fmt: skip
-        run = {
-            "version": 1, "name": "storm", "inventory": "inventory.yaml",
-            "model": {"entrypoint": "paced:build_model", "args": {"step_s": STEP_S}},
-            "data": {"entrypoint": "paced:build_data", "shards": 16},
-            "train": {
-                "tokens": 10**9, "seed": seed, "batch_tokens": BATCH_TOKENS, "micro_batch_tokens": BATCH_TOKENS,
-                "inner": {"lr": 0.001, "save_every": H},
-            },
-            "sync": {"every": H, "fragments": FRAGMENTS, "mixing": "rebase"},
-            "evaluation": {"every": 1_000_000},
-        }  # fmt: skip
-        (folder / "run.yaml").write_text(yaml.safe_dump(run, sort_keys=False))
-        inventory = {"version": 1, "store": {"url": "bucket"}, "islands": islands}
-        (folder / "inventory.yaml").write_text(yaml.safe_dump(inventory, sort_keys=False))
-        self.folder = folder
-        self.environment = os.environ | {
-            "DILOCO_HOME": str(folder / "home"), "PYTHONPATH": f"{HERE}:{ROOT}", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        self._diloco("launch", "run.yaml", "--detach")
-        self.url = f"file://{folder}/bucket/storm"
-        self.store = open_store(self.url)
-
-    def marks(self) -> int:
-        return sum(1 for _ in all_keys(self.store, "commit/"))
-
-    def kill(self, target: str) -> None:
-        self._diloco("chaos", "kill", target)
-        if target == "supervisor":
-            time.sleep(AWAY_S)
-            self._diloco("resume", "--detach")
-
-    def tokens(self) -> float:
-        """Each fragment's merges count all of them."""
-        commits = [decode(Commit, self.store.get(key) or b"", key) for key in all_keys(self.store, "commit/")]
-        return sum(commit.merged_tokens for commit in commits if isinstance(commit, Merge)) / FRAGMENTS
-
-    def close(self) -> None:
-        self._diloco("stop")
-        ours = [one for one in psutil.process_iter(["cmdline"]) if self.url in (one.info["cmdline"] or [])]
-        for left in psutil.wait_procs(ours, ENDS_WITHIN_S)[1]:
-            left.kill()
-
-    def _diloco(self, *words: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "diloco_cli", *words],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode not in (0, 4):
-            print(f"diloco {' '.join(words)}: {done.returncode}: {done.stderr[-300:]}", file=sys.stderr)
-
-
-class Restarted:
-    """torchrun with four ranks. Its own death takes them along, and it is started anew, as a scheduler does."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._start()
-
-    def _start(self) -> None:
-        words = ["torch.distributed.run", "--standalone", "--nproc-per-node=4", "--max-restarts=1000000"]
-        script = [str(HERE / "restarted.py"), str(self.folder), str(STEP_S), str(SAVE_EVERY)]
-        environment = os.environ | {"PYTHONPATH": f"{HERE}:{ROOT}", "OMP_NUM_THREADS": "1"}
-        with (self.folder / "log").open("a") as log:
-            self.agent = subprocess.Popen(
-                [sys.executable, "-m", *words, *script], env=environment, stdout=log, stderr=log
-            )
-
-    def marks(self) -> int:
-        return step_of(found[-1]) if (found := checkpoints(self.folder)) else 0
-
-    def kill(self, target: str) -> None:
-        if target == "supervisor":
-            self.close()
-            time.sleep(AWAY_S)
-            self._start()
-            return
-        rank = LEARNERS.index(target) if target in LEARNERS else 0  # that of the syncer is rank 0's part
-        for child in psutil.Process(self.agent.pid).children():
-            with suppress(psutil.Error):
-                if child.environ().get("RANK") == str(rank):
-                    child.kill()
-
-    def tokens(self) -> float:
-        return self.marks() * len(LEARNERS) * BATCH_TOKENS
-
-    def close(self) -> None:
-        ranks = psutil.Process(self.agent.pid).children(recursive=True)
-        self.agent.kill()
-        self.agent.wait()
-        for rank in ranks:
-            with suppress(psutil.NoSuchProcess):
-                rank.kill()
 
 
 def measured(storm: StormCase, seconds: float) -> dict[str, Any]:
     """From the time that everybody trains on. A hang ends it."""
     with tempfile.TemporaryDirectory(prefix="storm-") as name:
-        folder = Path(name)
-        contender: Contender
-        if storm.method == "diloco":
-            contender = Decoupled(folder, storm.seed, dict.fromkeys(LEARNERS, 1.0))
-        else:
-            contender = Restarted(folder)
+        contender = CONTENDERS[storm.method].start(Path(name), storm.seed)
         try:
-            enough = 2 * FRAGMENTS + 2 if storm.method == "diloco" else SAVE_EVERY
-            while contender.marks() < enough:
+            latest_s, first_s = time.monotonic() + HANGS_S, None
+            while contender.marks() < ENOUGH:
+                if first_s is None and contender.tokens():
+                    first_s = time.monotonic()
+                if time.monotonic() > latest_s:
+                    raise SystemExit(f"{storm}: no start within {HANGS_S:g} s")
                 time.sleep(0.2)
-            return weathered(storm, contender, seconds)
+            return weathered(storm, contender, seconds, first_s or time.monotonic())
         finally:
             contender.close()
 
 
-def weathered(storm: StormCase, contender: Contender, seconds: float) -> dict[str, Any]:
-    kills, killed = list(storm.kills(seconds)), 0
+def weathered(storm: StormCase, contender: Contender, seconds: float, first_s: float) -> dict[str, Any]:
+    """`first_s`: when the contender first had something to keep; from then on counts the time to a loss."""
+    kills, held_out = list(storm.kills(seconds)), HeldOutLoss()
+    lasts_s = storm.lasts_s(seconds)
+    asked: list[Future[bool]] = []
+    losses: list[tuple[float, float]] = []
     began_s, before = time.monotonic(), contender.tokens()
     marks, since_s, longest_s = contender.marks(), began_s, 0.0
     with ThreadPoolExecutor(1) as killer:  # what is slow to kill holds up no look
-        while (now_s := time.monotonic()) < began_s + seconds and now_s - since_s < HANGS_S:
-            if killed < len(kills) and now_s - began_s >= kills[killed][0]:
-                killer.submit(contender.kill, kills[killed][1])
-                killed += 1
+        while (now_s := time.monotonic()) < began_s + lasts_s and now_s - since_s < HANGS_S:
+            if len(asked) < len(kills) and now_s - began_s >= kills[len(asked)][0]:
+                asked.append(killer.submit(contender.kill, kills[len(asked)][1]))
             if (new := contender.marks()) != marks:
                 marks, since_s = new, now_s
             longest_s = max(longest_s, now_s - since_s)
+            if now_s - began_s >= LOOK_S * len(losses):
+                losses.append((round(now_s - first_s, 1), round(held_out.of(contender), 3)))
             time.sleep(0.1)
-        rate = (contender.tokens() - before) / (time.monotonic() - began_s)
-    hangs = longest_s >= HANGS_S - 1
-    return {"tokens_per_s": round(rate, 2), "kills": killed, "longest_s": round(longest_s, 1), "hangs": hangs}
+        took_s = max(lasts_s, time.monotonic() - began_s)  # after a hang nothing more is kept
+        rate = (contender.tokens() - before) / took_s
+    return {
+        "tokens_per_s": round(rate, 2),
+        "kills": sum(one.result() for one in asked),
+        "longest_s": round(longest_s, 1),
+        "hangs": longest_s >= HANGS_S - 1,
+        "losses": losses,
+    }
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+class Figures:
+    """Of all rows of a rate of kills and a method."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.groups: dict[tuple[float | None, str], list[Mapping[str, Any]]] = {}
+        for row in rows:
+            self.groups.setdefault((row["every_s"], row["method"]), []).append(row)
+        calm = self.groups.get((None, "ddp"), [])
+        self.target = statistics.median(map(self._loss_in_time, calm)) if calm else None
+
+    @staticmethod
+    def _loss_in_time(row: Mapping[str, Any]) -> float:
+        """What it has after TARGET_SHARE of the time."""
+        (first_s, _), (last_s, _) = row["losses"][0], row["losses"][-1]
+        enough_s = first_s + TARGET_SHARE * (last_s - first_s)
+        return min(loss for at_s, loss in row["losses"] if at_s <= enough_s)
+
+    def rate(self, every_s: float | None, method: str) -> float:
+        return statistics.median(row["tokens_per_s"] for row in self.groups[every_s, method])
+
+    def shares(self, every_s: float | None, method: str) -> list[float]:
+        """Of the undisturbed rate."""
+        calm = self.rate(None if (None, method) in self.groups else every_s, method)
+        return [row["tokens_per_s"] / calm for row in self.groups[every_s, method]]
+
+    def time_s(self, every_s: float | None, method: str) -> float:
+        """Until the target's loss; infinite where most rows do not come to it."""
+        assert self.target is not None
+        return statistics.median(
+            next((at_s for at_s, loss in row["losses"] if loss <= self.target), math.inf)
+            for row in self.groups[every_s, method]
+        )
+
+    def end_s(self, every_s: float | None, method: str) -> float:
+        """The last look at a loss."""
+        return min(row["losses"][-1][0] for row in self.groups[every_s, method])
+
+
+def table(rows: Rows) -> Iterator[str]:
     """Markdown, of what is there."""
-    groups: dict[tuple[float | None, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["every_s"], row["method"]), []).append(row)
-    rates = {key: [row["tokens_per_s"] for row in group] for key, group in groups.items()}
+    figures = Figures(rows)
     heads = (
         "a kill every",
         "method",
@@ -225,34 +145,90 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         "of its undisturbed (lowest to highest)",
         "longest pause",
         "hangs",
+        "time to a loss" if figures.target is None else f"time to a loss of {figures.target:.3f}",
     )
     yield f"| {' | '.join(heads)} |"
-    yield "|---|---|---|---|---|---|"
-    for (every_s, method), group in sorted(groups.items(), key=lambda item: (-(item[0][0] or 1e9), item[0][1])):
-        rate = statistics.median(rates[every_s, method])
-        calm = statistics.median(rates.get((None, method), [rate]))
-        shares = [100 * one / calm for one in rates[every_s, method]]
+    yield f"|{'---|' * len(heads)}"
+    for (every_s, method), group in sorted(figures.groups.items(), key=lambda one: (-(one[0][0] or 1e9), one[0][1])):
+        shares = [100 * share for share in figures.shares(every_s, method)]
         cells = [
             "undisturbed" if every_s is None else f"{every_s:g} s",
-            METHODS[method],
-            f"{rate:,.1f}",
+            CONTENDERS[method].name,
+            f"{figures.rate(every_s, method):,.1f}",
             f"{statistics.median(shares):.0f} % ({min(shares):.0f} to {max(shares):.0f}, n={len(group)})",
             f"{max(row['longest_s'] for row in group):.0f} s",
             f"{sum(row['hangs'] for row in group)} of {len(group)}",
+            _time_text(figures, every_s, method),
         ]
         yield f"| {' | '.join(cells)} |"
     yield ""
     yield f"{sum(row['kills'] for row in rows)} kills. {measured_on(rows)}"
+    if found := list(verdicts(figures)):
+        yield ""
+        yield from found
+
+
+def _time_text(figures: Figures, every_s: float | None, method: str) -> str:
+    if figures.target is None:
+        return ""
+    time_s = figures.time_s(every_s, method)
+    return f"{time_s:.0f} s" if time_s < math.inf else f"not in {figures.end_s(every_s, method):.0f} s"
+
+
+def verdicts(figures: Figures) -> Iterator[str]:
+    """A line for each goal that the rows say something about."""
+    rates = sorted({every_s for every_s, method in figures.groups if every_s and method == "diloco"}, reverse=True)
+    for every_s in rates:
+        when = f"With a kill every {every_s:g} s `diloco`"
+        if (None, "diloco") in figures.groups:
+            kept = statistics.median(figures.shares(every_s, "diloco"))
+            goal = f"goal: {100 * GOAL_KEPT:.0f} % or more"
+            yield _verdict(kept >= GOAL_KEPT, f"{when} keeps {100 * kept:.1f} % of its undisturbed tokens/s", goal)
+        if (every_s, "ddp") not in figures.groups:
+            continue
+        other = figures.rate(every_s, "ddp")
+        over = figures.rate(every_s, "diloco") / other if other else math.inf
+        goal = f"goal: {GOAL_OVER:g} times or more"
+        yield _verdict(over >= GOAL_OVER, f"{when} has {over:.2f} times the tokens/s of data-parallel training", goal)
+        if figures.target is not None:
+            yield _time_verdict(figures, every_s, when)
+    storms = [
+        row for (every_s, method), group in figures.groups.items() if every_s and method == "diloco" for row in group
+    ]
+    if storms:
+        hangs = sum(row["hangs"] for row in storms)
+        known = None if not hangs and len(storms) < GOAL_STORMS else not hangs
+        yield _verdict(known, f"`diloco` hung in {hangs} of {len(storms)} storms", f"goal: in none of {GOAL_STORMS}")
+
+
+def _time_verdict(figures: Figures, every_s: float, when: str) -> str:
+    """Where data-parallel training never comes to the loss, its time is at least that of its last look."""
+    ours, others = (figures.time_s(every_s, method) for method in ("diloco", "ddp"))
+    goal = f"goal: {100 * GOAL_TIME:.0f} % or less"
+    if ours == math.inf:
+        return _verdict(False, f"{when} does not come to the loss in time", goal)
+    bound = min(others, figures.end_s(every_s, "ddp"))
+    share, most = ours / bound, "at most " if others == math.inf else ""
+    known = None if most and share > GOAL_TIME else share <= GOAL_TIME
+    return _verdict(known, f"{when} needs {most}{100 * share:.0f} % of data-parallel training's time to the loss", goal)
+
+
+def _verdict(met: bool | None, what: str, goal: str) -> str:
+    """None: too little was measured to say so."""
+    return f"- {'Open' if met is None else 'Met' if met else 'Missed'}: {what} ({goal})."
 
 
 def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--every-s", type=float, nargs="+", default=[60.0, 15.0], help="between kills")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--seconds", type=float, default=180.0, help="of each storm")
+    parser.add_argument("--methods", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--seconds", type=float, default=120.0, help="of each storm; half of it if nobody is killed")
     parser.add_argument("--output", type=Path, default=HERE / "storm.jsonl")
     options = parser.parse_args(words)
+    if "torchft" in options.methods and (reason := why_no_torchft()):
+        print(f"left out: {TORCHFT} cannot be installed: {reason}", file=sys.stderr)
+        options.methods.remove("torchft")
     storms = [
         StormCase(method, every_s, seed)
         for seed, every_s, method in product(range(options.repetitions), (None, *options.every_s), options.methods)

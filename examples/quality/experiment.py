@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ledger import Named
+from methods import two_bits
 from methods.pacing import Pacing
 from methods.schedules import failing, lockstep, nearly_equal, synchronous
 from methods.trial import Trial
@@ -24,17 +25,20 @@ from diloco_cli.config.settings import (
 from diloco_cli.methods import fitting_outer
 
 Optimizer = Literal["adamw", "muon"]
-Method = Literal["data-parallel", "decoupled", "failures", "diloco", "default outer", "plain mean"]
+Method = Literal["data-parallel", "decoupled", "failures", "diloco", "default outer", "plain mean", "int4", "int2"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 METHODS: tuple[Method, ...] = get_args(Method)
 STANDARD = METHODS[:3]  # the others are asked for by name
+CODED = ("int4", two_bits.register())  # deltas alone, with error feedback
 CHIPS = 1_200_000
 SEQUENCE = 64
 SEQUENCES = 512  # of the held-out data, for a trial's last loss
 PARAMETERS = 122_880  # of the model, rounded: every budget is whole rounds of two, four and eight learners
 SYNC = SyncSettings(every=24, fragments=12, overlap=2, quorum=1, mixing="rebase")
-PARALLEL_RATE, RATE = 6e-3, 3e-3  # inner learning rates: for each method the best of those that were tried
-TRIED_RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+PARALLEL_RATE = 6e-3  # of the inner optimizer, either one; this and what follows is the best of those that were tried
+RATES: dict[Optimizer, float] = {"adamw": 3e-3, "muon": 1.5e-3}  # of islands
+FACTORS: dict[tuple[Optimizer, int], float] = {("muon", 8): 2.0}  # of both, by the number of learners
+TRIED_RATES = (7.5e-4, 1.5e-3, 3e-3, 6e-3, 1.2e-2)
 TUNING_SEED, TUNING_LEARNERS = 100, 4  # the seed is in no other table
 
 
@@ -78,8 +82,9 @@ def tuning(task: str) -> list[Named]:
 
 def trial(task: Task, optimizer: Optimizer, method: Method, learners: int, seed: int, lr: float | None = None) -> Trial:
     """One method on one task. All of them read the same shards in the same order from the same first parameters."""
-    tuned = PARALLEL_RATE if method == "data-parallel" else RATE
-    inner = InnerSettings(optimizer, lr=lr or tuned, warmup_steps=task.warmup_steps)
+    tuned = PARALLEL_RATE if method == "data-parallel" else RATES[optimizer]
+    rate = lr or tuned * FACTORS.get((optimizer, learners), 1.0)
+    inner = InnerSettings(optimizer, lr=rate, warmup_steps=task.warmup_steps)
     train = TrainSettings(task.tokens, task.batch_tokens, seed=seed, inner=inner)
     settings = RunSettings(
         name=task.name,
@@ -105,6 +110,8 @@ def outer_of(task: Task, method: Method, train: TrainSettings, learners: int) ->
 def sync_of(method: Method, learners: int) -> SyncSettings:
     if method == "plain mean":
         return replace(SYNC, merge="avg")
+    if method in CODED:
+        return replace(SYNC, codec=method, error_feedback=True)
     return synchronous(SYNC, learners) if method == "diloco" else SYNC
 
 

@@ -12,6 +12,7 @@ Row = dict[str, Any]
 Group = tuple[str, int, list[Row]]  # task, number of learners, its trials
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+KINDS = ("task", "learners", "optimizer")
 TUNING = "lr"  # the label that only trials of the inner learning rate have
 
 
@@ -70,6 +71,7 @@ GOALS = (
     *(Bound((name, "decoupled"), (name, "diloco"), same(0.5)) for name in ("adamw", "muon")),
     *(Bound((name, "decoupled"), (name, "default outer"), same(0.0)) for name in ("adamw", "muon")),
     *(Bound((name, "decoupled"), (name, "plain mean"), same(0.0)) for name in ("adamw", "muon")),
+    *(Bound((name, "int4"), (name, "decoupled"), same(0.5)) for name in ("adamw", "muon")),
 )
 
 
@@ -83,6 +85,29 @@ def lines(rows: list[Row], tasks: Iterable[str], methods: Iterable[str]) -> list
     ]
     rates = rate_table(tuned) if tuned else []
     return [*losses(groups, list(methods)), "", *verdicts(groups), *rates]
+
+
+def measured(rows: list[Row], parameters: int, fragments: int) -> list[dict[str, Any]]:
+    """What `diloco plan` is told (diloco_cli/plan/quality.py): decoupled over data-parallel with the same optimizer."""
+    trials = [row for row in rows if TUNING not in row["labels"]]
+    found = []
+    for task, learners, optimizer in sorted({tuple(row["labels"][k] for k in KINDS) for row in trials}):
+        group = of(trials, task=task, learners=learners, optimizer=optimizer)
+        mine = of(group, method="decoupled")
+        if gap := percent_over(mine, of(group, method="data-parallel")):
+            found.append(
+                {
+                    "islands": learners,
+                    "rounds": round(mean(row["merges"] for row in mine) / fragments),
+                    "optimizer": optimizer,
+                    "parameters": parameters,
+                    "tokens_per_parameter": round(mean(row["processed"] for row in mine) / parameters, 1),
+                    "percent": round(gap.value, 2),
+                    "half_width": None if gap.half_width is None else round(gap.half_width, 2),
+                    "seeds": len(mine),
+                }
+            )
+    return found
 
 
 def losses(groups: list[Group], methods: list[str]) -> list[str]:
@@ -144,7 +169,9 @@ def verdict(found: Estimate, goal_percent: float) -> str:
 def rate_table(rows: list[Row]) -> list[str]:
     rates = sorted({row["labels"][TUNING] for row in rows})
     lines = ["", f"| tried inner learning rate | {' | '.join(map(str, rates))} |", "|---|" + "---|" * len(rates)]
-    for who in dict.fromkeys((row["labels"]["optimizer"], row["labels"]["method"]) for row in rows):
-        found = [by(of(rows, lr=rate), who) for rate in rates]
-        lines.append(f"| {' '.join(who)} | {' | '.join(spread(one) if one else '' for one in found)} |")
+    for who in dict.fromkeys(tuple(row["labels"][key] for key in ("optimizer", "method", "learners")) for row in rows):
+        optimizer, method, learners = who
+        found = [of(rows, lr=rate, optimizer=optimizer, method=method, learners=learners) for rate in rates]
+        cells = " | ".join(spread(one) if one else "" for one in found)
+        lines.append(f"| {optimizer} {method}, M = {learners} | {cells} |")
     return lines

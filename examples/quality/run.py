@@ -4,16 +4,18 @@ README.md beside this file."""
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from functools import partial
 from pathlib import Path
 from statistics import mean
 
 import report
-from experiment import METHODS, OPTIMIZERS, STANDARD, TASKS, named, tuning
+from experiment import METHODS, OPTIMIZERS, PARAMETERS, STANDARD, SYNC, TASKS, named, tuning
 from ledger import Named, complete, read, say
 
 from diloco_cli.errors import UsageError
+from diloco_cli.plan import quality
 from diloco_cli.plots import Axis, Series, line_chart, save_svg
 
 HERE = Path(__file__).resolve().parent
@@ -32,6 +34,9 @@ def main(words: list[str]) -> None:
     if options.report:
         write_between(options.output / "README.md", lines)
         draw(rows, options.output / f"{PICTURED['task']}.svg")
+        if options.output == HERE:
+            quality.FILE.write_text(planned(rows))
+            say(f"wrote {quality.FILE}")
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -73,6 +78,12 @@ def current(path: Path) -> list[report.Row]:
     """The finished trials that are still what their labels say: a task that has changed has other results."""
     rows = [row for row in read(path).values() if row["labels"]["task"] in TASKS]
     return [row for row in rows if named(**row["labels"]).key == row["key"]]
+
+
+def planned(rows: list[report.Row]) -> str:
+    """What `diloco plan` is told of these results, a line for each."""
+    found = report.measured([row for row in rows if row["labels"]["task"] != "quick"], PARAMETERS, SYNC.fragments)
+    return "[\n" + ",\n".join(json.dumps(one) for one in found) + "\n]\n"
 
 
 def write_between(page: Path, lines: list[str]) -> None:

@@ -31,9 +31,9 @@ from diloco_cli.observe.situation import OVER
 from diloco_cli.store.wrappers import Deadline
 
 HERE = Path(__file__).resolve().parent
-FAULTS = {0.2: ["kill", "iowa"], 0.35: ["kill", "syncer"], 0.5: ["pause", "belgium", "--for", "10s"]}
+FAULTS = {0.3: ["kill", "iowa"], 0.45: ["kill", "syncer"], 0.6: ["pause", "belgium", "--for", "10s"]}
 """What happens when this share of the tokens is merged."""
-FIRST = 0.1  # of the tokens, at the first frame: what shows no motion shows that one
+FIRST = 0.25  # of the tokens, at the first frame: what shows no motion shows that one
 WIDTH, HEIGHT = 100, 30
 EVERY_S, SHOWN_S, LAST_S = 3.0, 0.6, 5.0  # between two frames as they are taken, as they are shown; the last frame
 CELL, LINE, EDGE = 8.4, 17, 12  # pixels
@@ -104,7 +104,7 @@ def moving(frames: Sequence[list[Row]]) -> str:
 def drawn_row(row: Row) -> str:
     """Each piece at its column: fonts differ in how wide they are."""
     pieces, column = [], 0
-    for segment in row:
+    for segment in map(by_name, row):
         for found in re.finditer(r"\S+( \S+)*", segment.text):
             x, length = (round(CELL * cell_len(text), 1) for text in (segment.text[: found.start()], found[0]))
             pieces.append(
@@ -113,6 +113,11 @@ def drawn_row(row: Row) -> str:
             )
         column += segment.cell_length
     return "".join(pieces)
+
+
+def by_name(segment: Segment) -> Segment:
+    """Commands of hints, with the run's name for where it lay while it was recorded."""
+    return Segment(re.sub(r"file://\S+", "quickstart", segment.text), segment.style)
 
 
 def look(segment: Segment) -> str:

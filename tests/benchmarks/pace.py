@@ -93,7 +93,6 @@ def play(learners: int, slot_s: float, merges: int, told: bool = False) -> PaceF
         if not world.run(lambda: fleet.state.merges >= target, 20 * merges * slot_s):  # noqa: B023
             raise RuntimeError(f"no {target} merges by {world.now_s:.0f} s: {fleet.state.merges}")
         at_s[target] = world.now_s
-        world.writes.clear()  # which grow for ever, and nobody reads here
         if target > WARM_UP:
             kept.append({kind: len(world.store.list(f"{kind}/", limit=1 << 20)) for kind in KINDS})
             print(f"{learners} learners, {target} of {merges} merges, {world.now_s:.0f} s", file=sys.stderr, flush=True)

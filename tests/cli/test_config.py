@@ -135,6 +135,7 @@ def test_events_are_lines_of_what_their_schema_says(launched: tuple[Path, str]) 
         ("config", "config show -f q/run.yaml"),
         ("simulate bandwidth", "simulate bandwidth"),
         ("simulate goodput", "simulate goodput --chips 300k --learners 4 --days 0.5"),
+        ("simulate goodput", "simulate goodput --mixed"),
         ("simulate run", "simulate run q/run.yaml --for 5s"),
         ("doctor", "doctor q/bucket --quick"),
         ("resume", "resume nobody"),
@@ -150,3 +151,12 @@ def test_what_a_command_prints_is_what_its_schema_says(launched: tuple[Path, str
     body = json.loads(run_diloco(*words.split(), "--json", folder=launched[0]).stdout)
     assert problems(name, body) == []
     assert body["ok"] == ("nobody" not in words and "nowhere" not in words), body["error"]
+
+
+def test_the_schema_of_plan_names_what_its_options_add(quickstart: Path, diloco: Diloco) -> None:
+    words = "plan -f q/run.yaml --without ohio --frontier --explain --simulate --json"
+    body = json.loads(diloco(*words.split()).stdout)
+    assert {"compared", "frontier", "explanations", "confirmed", "rivals", "simulation"} <= body["data"].keys()
+    found = schema("plan")
+    named = found["$defs"]["Plan"]["properties"]
+    assert body["data"].keys() <= named.keys() and problems("plan", body) == []

@@ -51,8 +51,7 @@ def test_a_machine_is_measured_into_a_new_inventory_that_can_be_read(
 def test_a_first_run_on_slurm_has_the_partitions_where_it_can_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, islands: str
 ) -> None:
-    (tmp_path / "sinfo").write_text(f"#!/bin/sh\necho '{said}'\n")
-    (tmp_path / "sinfo").chmod(0o755)
+    plays(tmp_path / "sinfo", f"echo '{said}' | sed 's/$/|8|n1/'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert called(monkeypatch, "init", str(tmp_path / "new"), "--for", "slurm") == 0
     found = load_inventory(tmp_path / "new" / "inventory.yaml")
@@ -67,3 +66,31 @@ def test_the_quickstarts_inventory_is_measured_with_its_own_model(diloco: Diloco
     data = json.loads(done.stdout)["data"]
     assert data["tokens_per_s"]["median"] > 1000
     assert data["inventory"].count("tokens_per_s: ") == 3
+
+
+def test_a_clusters_nodes_become_an_inventory_and_an_empty_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    plays(tmp_path / "sinfo", "echo 'a*|up|idle|2|gpu:h100:8|96|n[1-2]'; echo 'b|up|down|1|(null)|4|n3'")
+    plays(tmp_path / "kubectl", 'case "$*" in *contexts*) echo gke;; *) echo "{\\"items\\": []}";; esac')
+    assert called(monkeypatch, "inventory", "from", "slurm", "--region", "us", "-o", "new.yaml") == 0
+    said = capsys.readouterr()
+    assert said.out == (tmp_path / "new.yaml").read_text() and "left out: b: 1 down" in said.err
+    machine = load_inventory(tmp_path / "new.yaml").machines[0]
+    assert (machine.infra, machine.nodes, machine.region) == ("slurm/a", 2, "us")
+    for words, told in (
+        (("slurm", "c"), "there is no partition 'c'; there are: a, b"),
+        (("slurm", "b"), "slurm has no node that takes a job now"),
+        (("kubernetes", "gke"), "kubernetes has no node that takes a job now"),
+        (("ssh",), "which hosts?"),
+        (("slurm", "-o", "new.yaml"), "there is a file already"),
+    ):
+        assert called(monkeypatch, "inventory", "from", *words) != 0
+        assert told in capsys.readouterr().err
+
+
+def plays(tool: Path, script: str) -> None:
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)

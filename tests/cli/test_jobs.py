@@ -22,7 +22,9 @@ from diloco_cli.cli.jobs import (
     job_of,
     job_spec,
     jobs_before,
+    just_typed,
     log_commands,
+    make_ready,
     name_partitions,
     run_beside,
     specs_of,
@@ -37,9 +39,11 @@ from diloco_cli.engines.files import write_job_files
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, LogCommands, job_names
 from diloco_cli.errors import RefusedError, StoreError, TryAgainError, UsageError
 from diloco_cli.observe.screen import job_lines
+from diloco_cli.plan.plan import SyncerNeeds
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime import units
+from diloco_cli.runtime.processes import TOKEN_VARIABLE
 from diloco_cli.runtime.registry import log_files, note_sites, remember_run, run_directory, sites_of
 from diloco_cli.runtime.units import units_of
 from diloco_cli.signing import Secret
@@ -107,8 +111,9 @@ class PlayedSlurm:
 
 
 @pytest.fixture(autouse=True)
-def named() -> None:
-    """The run was launched from this machine."""
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run was launched from this machine, which keeps nothing of it for other tests."""
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
     note_sites(URL, dict.fromkeys(("slurm/us", "slurm/eu", "other/x", "other/us", "other/eu")))
 
 
@@ -360,7 +365,26 @@ def test_an_engine_is_asked_for_one_shape_after_the_other(other: OtherEngine, tm
         ),
     )
     submit(tmp_path, run)
-    assert other.checks == [f"{unit} {word}" for unit in ("iowa", "rhine", "syncer-1") for word in ("begins", "ends")]
+    looks = [f"{unit} {word}" for unit in ("iowa", "rhine", "syncer-1") for word in ("begins", "ends")]
+    assert other.checks == looks
+
+
+def test_a_place_of_several_sites_gets_diloco_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    brought, brings = list[str](), Site("slurm", "ssh login", "/x", install="wheel")
+
+    def engine_of(infra: str, site: Site) -> SimpleNamespace:
+        return SimpleNamespace(name=infra, make_ready=lambda tell: brought.append(str(site.directory)))
+
+    monkeypatch.setattr(jobs, "engine_of", engine_of)
+    sites = {
+        "slurm/lab": brings,
+        "slurm/gpu": replace(brings, options={"partition": "gpu"}),
+        "slurm/other": replace(brings, directory="/y"),
+        "slurm/has-it": replace(brings, directory="/z", install=None),
+        "slurm/here": None,
+    }
+    make_ready(SimpleNamespace(infra=infra, site=site) for infra, site in sites.items())
+    assert sorted(brought) == ["/x", "/y"]
 
 
 def test_two_sites_of_one_cluster_have_each_job_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,6 +504,10 @@ def test_what_another_cluster_was_given_is_left_alone_until_its_region_is_named(
     said = capsys.readouterr().err
     assert f"iowa: {os.uname().nodename} has given it to Slurm cluster lab@a, where it works: it is left alone" in said
     assert "rhine: " in said and "cluster lab@a: it is left alone" in said and "resume nano --region REGION" not in said
+    assert just_typed("us") == "us"
+    with monkeypatch.context() as successor:
+        successor.setenv(TOKEN_VARIABLE, "of a supervisor in the background")
+        assert just_typed("us") is None, "it repeats what was typed on another day"
     assert resumed("b", {}, "us") == ["syncer-0"], "which neither serves nor stands by"
     facts.learners, facts.standbys = {}, {}
     assert (
@@ -635,9 +663,12 @@ def test_a_job_asks_for_the_memory_that_the_plan_says_it_needs() -> None:
         SimpleNamespace(name=name, ranks=ranks, nodes=nodes, host_memory_gb_needed=20.0, memory_gb_needed=100.0)
         for name, ranks, nodes in (("iowa", 1, 1), ("rhine", 16, 2))
     ]
-    plan: Any = SimpleNamespace(islands=planned, syncer=SimpleNamespace(memory_gb=40.0))
+    needs = SyncerNeeds(40.0, 1.0, 1.0, 1.0, 4.0, calls_s=1.0, bytes_s=1.0, processor_s=2.0, busy_percent=50.0)
+    plan: Any = SimpleNamespace(islands=planned, syncer=needs)
     assert [spec(run, name, plan=plan).memory_gb for name in NAMES] == [183, 54, 66, 66], "on a CPU, the model too"
     assert spec(on_learners, "rhine", plan=plan).memory_gb == 114, "it may have to serve the run"
+    assert [spec(run, name).busy_cores for name in NAMES] == [None, None, 0.0, 0.0], "Kubernetes keeps less for it"
+    assert [spec(run, name, plan=plan).busy_cores for name in NAMES] == [None, None, 0.375, 0.375], "it waits for calls"
     assert (
         spec(run, "iowa").memory_gb == spec(run, "iowa", plan=SimpleNamespace(islands=(), syncer=None)).memory_gb == 0
     )

@@ -10,7 +10,8 @@ import pytest
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, SyncerSettings
-from diloco_cli.launch.new_run import create_run, signed
+from diloco_cli.launch.new_run import create_run
+from diloco_cli.launch.plan_files import signed
 from diloco_cli.protocol.log.commit_log import append, read_format
 from diloco_cli.protocol.log.commits import EpochStart
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat

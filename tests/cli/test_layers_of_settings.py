@@ -66,7 +66,7 @@ def test_a_word_for_several_settings_leaves_each_to_the_layers_above(
     ],
 )
 def test_a_wrong_variable_is_named(diloco: Diloco, variable: str, value: str, says: str) -> None:
-    done = diloco("plan", "-f", "q/run.yaml", **{variable: value})
+    done = diloco("plan", "-f", "q/run.yaml", "--fast", **{variable: value})
     assert done.returncode == 2 and f"error: {variable}" in done.stderr and says in done.stderr
 
 
@@ -82,7 +82,7 @@ def test_a_wrong_variable_is_named(diloco: Diloco, variable: str, value: str, sa
 )
 def test_a_wrong_key_of_the_own_file_is_named(diloco: Diloco, own_file: Path, text: str, says: str) -> None:
     own_file.write_text(text)
-    done = diloco("plan", "-f", "q/run.yaml")
+    done = diloco("plan", "-f", "q/run.yaml", "--fast")
     assert done.returncode == 2 and f"{own_file}:1" in done.stderr and says in done.stderr
 
 

@@ -41,7 +41,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("file", RUN_FILES)
 def test_three_commands_have_one_plan(diloco: Diloco, examples: Path, file: str) -> None:
     run = str(examples / file)
-    planned = data_of(diloco("plan", "-f", run, "--json"))["digest"]
+    planned = data_of(diloco("plan", "-f", run, "--fast", "--json"))["digest"]
     assert data_of(diloco("simulate", "run", run, "--for", "1s", "--json"))["plan"] == planned
     dry = diloco("launch", run, "-n", "--json")
     said = re.search(r"^plan ([0-9a-f]{12}), as planned \d\d:\d\d$", dry.stderr, re.M)
@@ -58,7 +58,7 @@ def test_at_least_the_known_examples_were_looked_at() -> None:
 
 def test_a_run_that_was_created_names_the_plan_that_was_read(diloco: Diloco, quickstart: Path) -> None:
     home = str(quickstart.parent / "home")
-    planned = data_of(diloco("plan", "-f", "q/run.yaml", "--json"))["digest"]
+    planned = data_of(diloco("plan", "-f", "q/run.yaml", "--fast", "--json"))["digest"]
     launched = diloco("launch", "q/run.yaml", "--create-only", DILOCO_HOME=home)
     assert launched.returncode == 0 and "as planned" in launched.stderr, launched.stderr
     assert data_of(diloco("status", "q/run.yaml", "--json", DILOCO_HOME=home))["plan"] == planned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,17 @@ import typer
 from typer.testing import CliRunner
 
 from diloco_cli.cli.main import add_command
+from diloco_cli.cli.plan_choices import rivals_text
 from diloco_cli.cli.plan_view import MAX_ROWS, grouped_islands, islands_table, plan_text
 from diloco_cli.cli.preflight import refuse_stores
 from diloco_cli.config.codec import replace
 from diloco_cli.errors import DilocoError, UsageError
-from diloco_cli.launch.plan_files import read_plan
+from diloco_cli.forecast.outlook import Rival
+from diloco_cli.forecast.run import LONG
+from diloco_cli.launch.plan_files import read_plan, resolve
 from diloco_cli.plan.memory import model_facts
-from diloco_cli.plan.planner import make_plan
+from diloco_cli.plan.planner import make_plan, rivals
+from diloco_cli.units import parse_count
 from tests.benchmarks.plan import RUN, islands
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
@@ -30,11 +35,14 @@ def diloco(monkeypatch):
     for name in ("init", "plan", "config"):
         add_command(app, name)
 
-    def run(*words, status=0):
+    def run(*words, status=0, fast=True):
+        """Most of what `plan` prints needs no simulation."""
+        words = (*words, "--fast") if words[0] == "plan" and fast else words
         result = CliRunner().invoke(app, [str(word) for word in words])
         if isinstance(result.exception, DilocoError):
             raise result.exception
         assert result.exit_code == status, result.output
+        run.told = result.stderr
         return result.stdout
 
     return run
@@ -105,6 +113,8 @@ def test_a_saved_plan_is_compared_and_a_difference_exits_10(diloco, tmp_path):
     assert diloco(*quickstart("--diff", plan)) == "no difference\n"
     changes = diloco(*quickstart("--diff", plan, "--set", "sync.every=80"), status=10)
     assert "~ schedule.sync_every: 40 -> 80" in changes
+    with pytest.raises(UsageError, match="--diff prints differences alone"):
+        diloco(*quickstart("--diff", plan, "--simulate"), fast=False)
 
 
 def test_explain_prints_arithmetic_and_json_carries_it(diloco):
@@ -124,13 +134,39 @@ def test_plot_draws_the_waterfall(diloco, tmp_path):
         diloco(*quickstart("--plot", tmp_path / "plan.png"))
 
 
+def test_a_plan_is_confirmed_and_says_how_far_it_may_move(diloco):
+    assert "confirmed" not in json.loads(diloco(*quickstart("--json"), fast=False))["data"]
+    (line,) = (x for x in diloco(*quickstart(), fast=False).splitlines() if x.startswith("confirmed"))
+    found = re.match(r"confirmed  (\S+) tok/s in virtual time, (\S+) to (\S+) \(.* to .*\) with links and", line)
+    assert found is not None
+    rate, least, most = (float(parse_count(each)) for each in found.groups())
+    assert (least / rate, most / rate) == (pytest.approx(0.8, rel=0.05), pytest.approx(1.2, rel=0.05))
+    assert "confirmed" not in diloco(*quickstart())
+    assert "confirmed" not in diloco(*quickstart("--explain"), fast=False)
+
+
+def test_what_takes_long_to_confirm_is_not_begun_unless_it_is_asked_for(diloco):
+    text = diloco("plan", "-f", QUICKSTART.parent / "plan" / "machines-run.yaml", fast=False)
+    assert "confirmed  no: 12 islands with 96 fragments take longer; --simulate does it" in text
+
+
+def test_what_takes_too_long_even_where_it_is_asked_for_is_told_and_the_plan_stands(diloco):
+    words = ("plan", "-f", QUICKSTART.parent / "plan" / "machines-run.yaml", "--set", "sync.fragments=384")
+    for asked in ([], ["--simulate"]):
+        text = diloco(*words, *asked, fast=False)
+        assert re.search(r"confirmed  no: 13 islands with 384 fragments take \d\d,\d{3} simulated offers, more", text)
+        assert ("\nsimulated  3 histories" in text) == bool(asked) and "\nrivals" not in text
+
+
 def test_simulate_puts_events_beside_the_closed_form(diloco):
     run = QUICKSTART.parent / "plan" / "run.yaml"
-    found = json.loads(diloco("plan", "-f", run, "--simulate", "--json"))["data"]["simulation"]
-    assert found["failures"] > 100
-    assert found["failures_percent"] == pytest.approx(found["closed_form_percent"], abs=1.5)
-    text = " ".join(diloco("plan", "-f", run, "--simulate").split())
-    assert "closed form" in text and "by the run's own syncer and learners" in text
+    found = json.loads(diloco("plan", "-f", run, "--simulate", "--json", fast=False))["data"]
+    assert found["simulation"]["failures"] > 100
+    assert found["simulation"]["failures_percent"] == pytest.approx(found["simulation"]["closed_form_percent"], abs=1.5)
+    assert found["confirmed"]["plan_off_percent"] == pytest.approx(0, abs=1.5)
+    assert found["confirmed"]["histories"] == 8
+    (rival,) = found["rivals"]
+    assert rival["islands"] == ["iowa", "eu-spot"] and rival["better_percent"] < 1
 
 
 @pytest.mark.parametrize(
@@ -140,7 +176,7 @@ def test_simulate_puts_events_beside_the_closed_form(diloco):
         (("--budget", "x/run"), "count 'x' is no number"),
         (("--budget", "0/h"), "--budget must be above 0"),
         (("--deadline", "3"), "has no unit"),
-        (("--objective", "speed"), "must be one of tokens, cost"),
+        (("--objective", "speed"), "must be one of tokens, cost, loss"),
     ],
 )
 def test_goals_that_cannot_be_read_are_refused(diloco, words, message):
@@ -199,3 +235,166 @@ def test_plan_alone_plans_the_run_file_of_this_directory(diloco, monkeypatch, tm
     monkeypatch.chdir(tmp_path)
     alone = json.loads(diloco("plan", "--json"))["data"]
     assert [island["name"] for island in alone["islands"]] == ["iowa", "ohio", "belgium"]
+
+
+NOTHING = QUICKSTART.parent / "plan" / "nothing.yaml"
+TPU_RUN = QUICKSTART.parent / "plan" / "tpu-run.yaml"
+
+
+def test_what_to_rent_is_told_compared_and_written_for_the_inventory(diloco, tmp_path):
+    text = diloco("plan", NOTHING, "-f", TPU_RUN, "--add", "auto", "--deadline", "7 d")
+    lines = text.splitlines()
+    assert re.match(r"rent       \d+ x \S+:8 spot in us-east-2 \(", lines[0])
+    assert "now        nothing that trains" in lines
+    assert {"elsewhere", "on demand", "other kind", "guessed"} <= {line[:10].strip() for line in lines}
+    pasted = tmp_path / "inventory.yaml"
+    pasted.write_text(NOTHING.read_text() + text[text.index("\nmachines:") :])
+    told = json.loads(diloco("plan", NOTHING, "-f", TPU_RUN, "--add", "auto", "--deadline", "7 d", "--json"))["data"]
+    best, *others = told["rent"]["proposals"]
+    assert told["rent"]["now"] is None and best["spot"] and best["days_to_target"] <= 7
+    assert best["total"] <= min(other["total"] for other in others)
+    later = json.loads(diloco("plan", pasted, "-f", TPU_RUN, "--objective", "cost", "--deadline", "7 d", "--json"))[
+        "data"
+    ]
+    assert later["money"]["total"] == pytest.approx(told["money"]["total"])
+
+
+def test_a_table_of_ones_own_and_one_machine_more(diloco, tmp_path):
+    prices = tmp_path / "prices.csv"
+    prices.write_text("InstanceType,AcceleratorName,AcceleratorCount,Price,Region\nbig,H100,8,30,us-central1\n")
+    words = ("plan", QUICKSTART.parent / "plan" / "tpu.yaml", "-f", TPU_RUN, "--prices", prices, "--add")
+    one = json.loads(diloco(*words, "H100:8@us-central1 x4", "--json"))["data"]
+    assert [(p["instance"], p["machines"]) for p in one["rent"]["proposals"]] == [("big", 4)]
+    assert "rented" in {island["name"] for island in one["islands"]}
+    assert one["prediction"]["days_to_target"] < one["rent"]["now"]["days_to_target"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--add", "auto"), "until when, or for how much"),
+        (("--add", "H1000:8"), "unknown device 'H1000'; nearest: H100"),
+        (("--add", "H100:8@moon"), "no such machine is listed"),
+        (("--prices", "prices.csv"), "--prices are of what --add rents"),
+        (("--add", "H100:8", "--prices", "missing.csv"), "no such table of prices"),
+    ],
+)
+def test_what_cannot_be_rented_is_refused(diloco, words, message):
+    with pytest.raises(DilocoError, match=message):
+        diloco("plan", NOTHING, "-f", TPU_RUN, *words)
+
+
+def test_the_frontier_stands_beside_what_else_is_asked_for(diloco):
+    words = ("plan", NOTHING, "-f", TPU_RUN, "--add", "H100:8 x8", "--frontier", "--explain")
+    text = diloco(*words)
+    places = [text.index(part) for part in ("rent  ", "asked for by", "\nmachines:", "\nmodel:\n")]
+    assert places == sorted(places)
+
+
+def test_the_frontier_is_a_line_for_each_plan_with_its_goal(diloco):
+    head, *lines = diloco("plan", "-f", TPU_RUN, "--frontier").splitlines()
+    assert head.split() == ["time", "in", "all", "per", "h", "loss", "islands", "asked", "for", "by"]
+    assert len(lines) >= 3 and lines[0].endswith("--objective tokens") and "--objective loss" in "".join(lines)
+    rows = json.loads(diloco("plan", "-f", TPU_RUN, "--frontier", "--json"))["data"]["frontier"]
+    assert [row["goal"] for row in rows] == [line[line.index("--objective") :] for line in lines]
+    assert [row["days_to_target"] for row in rows] == sorted(row["days_to_target"] for row in rows)
+
+
+def test_the_frontier_without_an_island_says_what_reproduces_each_line(diloco):
+    rows = json.loads(diloco(*FOUR, "--without", "eu-spot", "--frontier", "--json"))["data"]["frontier"]
+    assert rows and all(row["goal"].endswith(" --without eu-spot") for row in rows)
+    assert all("eu-spot" not in row["islands"] for row in rows)
+    again = json.loads(diloco(*FOUR, *shlex.split(rows[0]["goal"]), "--json"))["data"]
+    assert again["prediction"]["days_to_target"] == pytest.approx(rows[0]["days_to_target"], rel=0.01)
+
+
+def test_the_frontier_with_a_simulation_says_what_it_confirms(diloco, monkeypatch):
+    monkeypatch.setattr("diloco_cli.forecast.run.LONG", replace(LONG, most_offers=1))
+    text = diloco(*FOUR, "--without", "eu-spot", "--frontier", "--simulate", fast=False)
+    places = [text.index(part) for part in ("asked for by", "\nconfirmed  no: ", "\nsimulated ")]
+    assert places == sorted(places)
+
+
+def test_the_frontier_is_drawn_with_a_point_for_each_plan(diloco, tmp_path):
+    pytest.importorskip("matplotlib")
+    words = ("plan", "-f", TPU_RUN, "--frontier", "--plot", tmp_path / "frontier.svg")
+    count = len(diloco(*words).splitlines()) - 1
+    svg = (tmp_path / "frontier.svg").read_text()
+    assert len(re.findall(r" islands?<", svg)) == count
+    assert ">money in all<" in svg and ">loss over data-parallel, %<" in svg
+
+
+FOUR = ("plan", "-f", QUICKSTART.parent / "plan" / "run.yaml", "--set", "sync.every=568")
+
+
+def test_a_plan_without_an_island_stands_beside_the_one_with_it(diloco):
+    lines = diloco(*FOUR, "--without", "home", "--without", "old").splitlines()
+    assert lines[0].split() == ["now", "without", "home,", "without", "old"]
+    assert [line[:8].strip() for line in lines[1:7]] == ["time", "tok/s", "in all", "loss", "islands", "limited"]
+    assert lines[5].split()[1:] == ["4", "of", "4", "2", "of", "2"] and lines[7] == ""
+    found = json.loads(diloco(*FOUR, "--without", "home", "--json"))["data"]
+    assert found["compared"]["then"]["tokens_per_s"] == found["prediction"]["tokens_per_s"]
+    assert found["compared"]["now"]["tokens_per_s"] > found["prediction"]["tokens_per_s"]
+    assert found["goal"]["without_islands"] == ["home"] and not found["excluded"]
+
+
+def test_an_island_that_the_plan_leaves_out_is_taken_for_what_it_costs(diloco):
+    words = ("plan", "-f", TPU_RUN, "--objective", "cost")
+    told = json.loads(diloco(*words, "--with", "v6e-holland", "--json"))["data"]
+    assert {island["name"] for island in told["islands"]} == {"v5e-nevada", "v6e-holland"}
+    assert told["compared"]["then"]["total"] > told["compared"]["now"]["total"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("--without", "hme"), "no island 'hme' to plan with or without; did you mean home", "the islands are iowa"),
+        (("--with", "home", "--without", "home"), "with home or without it", "leave out"),
+        (
+            ("--without", "iowa", "--without", "eu-spot", "--without", "old", "--without", "home"),
+            "no island",
+            "keep one",
+        ),
+        (("--set", "sync.every=100", "--with", "home"), "no plan with home: home: needs 142 Mbps", "sync.every=568"),
+        (("--with", "home", "--add", "H100:8"), "--add is one comparison", "one of them at a time"),
+        (("--with", "home", "--calibrate", "no-run"), "--calibrate makes one plan again", "--calibrate RUN prints"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(diloco, words, message, hint):
+    with pytest.raises(DilocoError, match=re.escape(message)) as caught:
+        diloco(*FOUR, *words)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--with", "iowa"), "iowa takes part already"),
+        (("--set", "sync.every=100", "--without", "home"), "home is left out already"),
+    ],
+)
+def test_a_comparison_that_changes_nothing_says_so(diloco, words, told):
+    diloco(*FOUR, *words)
+    assert told in diloco.told
+
+
+def test_what_is_written_is_not_said_to_be_lost(diloco, tmp_path):
+    text = diloco(*FOUR, "--without", "home", "-o", tmp_path / "plan.json")
+    assert "start it: diloco launch FILE" in " ".join(text.split())
+    assert "not kept" not in diloco.told and "made now for a comparison" in diloco.told
+    diloco(*FOUR, "--without", "home")
+    assert "so it is not kept" in diloco.told
+
+
+def test_a_rival_that_is_better_in_virtual_time_is_told_with_what_asks_for_it():
+    found = resolve(TPU_RUN, anew=True)
+    others = rivals(found.plan, found.origins, 4)
+    assert len(others) == 4 and all(other.schedule != found.plan.schedule for other in others)
+    assert all(other.syncer.busy_percent <= 100 for other in others)
+    finer = next(other for other in others if other.schedule.fragments != found.plan.schedule.fragments)
+    told = " ".join(rivals_text(found.plan, [Rival(finer, 2.2e6, 3.0)]).split())
+    assert f"--set sync.every={finer.schedule.sync_every}" in told
+    assert f"--set sync.fragments={finer.schedule.fragments}" in told and "+3.0 % in virtual time" in told
+    assert "none is better" in rivals_text(found.plan, [Rival(finer, 2.1e6, 0.4)])
+    fewer = replace(finer, run=found.plan.run, islands=finer.islands[1:])
+    assert f"--without {finer.islands[0].name}: " in rivals_text(found.plan, [Rival(fewer, 2.2e6, 3.0)])

@@ -176,7 +176,7 @@ def test_a_hook_that_is_not_there_is_refused_and_a_silent_webhook_said(tmp_path:
     assert said and "127.0.0.1 does not answer" in said[0] and "canary" not in said[0]
 
 
-@pytest.mark.parametrize("words", [("plan", "-f", "own/run.yaml"), ("launch", "own/run.yaml", "-n")])
+@pytest.mark.parametrize("words", [("plan", "-f", "own/run.yaml", "--fast"), ("launch", "own/run.yaml", "-n")])
 def test_the_models_first_step_fails_in_a_plan_as_in_a_launch(
     diloco: Diloco, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -268,7 +268,7 @@ def test_shards_in_a_bucket_that_does_not_answer_are_a_warning_of_plan_and_an_er
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
         "AWS_REGION": "x", "DILOCO_HOME": str(quickstart.parent / "home"),
     }  # fmt: skip
-    planned = diloco("plan", "-f", "q/run.yaml", **away)
+    planned = diloco("plan", "-f", "q/run.yaml", "--fast", **away)
     assert planned.returncode == 0 and "warning: launch would end here: " in planned.stderr, planned.stderr
     dry = diloco("launch", "q/run.yaml", "-n", **away)
     assert dry.returncode == 6 and "s3://shards/a" in dry.stderr, dry.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -58,11 +59,12 @@ def test_without_matplotlib_the_command_that_installs_it_is_told_before_anything
 
 
 def test_the_numbers_as_json_are_those_of_the_log_and_need_no_matplotlib(diloco: Diloco, url: str) -> None:
+    for heartbeat in Path(url.removeprefix("file://"), "heartbeat").rglob("*.json"):
+        os.utime(heartbeat, (0, 0))  # so that both commands, whenever they look, find everybody silent
     done = diloco("report", url, "--json")
     data, state = json.loads(done.stdout)["data"], json.loads(diloco("status", url, "--json").stdout)["data"]
     assert data["file"] is None and data["commits"] == COMMITS == state["commit"] + 1
-    assert (data["tokens"], data["loss"]) == (state["tokens"], state["loss"])
-    assert {data["state"], state["state"]} <= {"MERGING", "SLOW", "STALLED"}, "the later look finds the log older"
+    assert (data["tokens"], data["loss"], data["state"]) == (state["tokens"], state["loss"], state["state"])
     assert len(data["learners"]) == 64 and sum(row["tokens"] for row in data["learners"]) <= data["tokens"]
 
 

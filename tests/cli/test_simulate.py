@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from diloco_cli.cli.simulate import _start_ups
+from diloco_cli.cli.simulate import start_ups_of
 from diloco_cli.clock import wall_s
 from diloco_cli.events.event import Event
 from diloco_cli.forecast.run import simulated
@@ -71,6 +71,16 @@ def test_the_published_table_stands_beside_ours_in_eighty_columns() -> None:
     assert done.returncode == 0, done.stderr
     assert "decoupled M=16" in done.stdout and "Fitted, one set for all cells" in done.stdout.replace("\n", " ")
     assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("table", ["--mixed", "--scavenge"])
+def test_what_was_published_without_failures_stands_beside_ours_in_eighty_columns(table: str) -> None:
+    done = diloco("goodput", table)
+    assert done.returncode == 0, done.stderr
+    assert "2604.21428" in done.stdout and "+0.0" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    data = data_of("goodput", table)
+    assert data["fitted"] == [] and {row["difference_points"] is None for row in data["rows"]} == {True, False}
 
 
 def test_plots_are_whole_pictures(tmp_path: Path) -> None:
@@ -198,6 +208,8 @@ def test_an_existing_run_is_simulated_with_the_machine_that_its_syncer_measured(
     [
         (["goodput", "--chips", "2", "--learners", "8"], "out of range"),
         (["goodput", "--mtbi", "12"], "no unit"),
+        (["goodput", "--mixed", "--scavenge"], "two tables"),
+        (["goodput", "--scavenge", "--chips", "2", "--seed", "0"], "takes no --chips, --seed"),
         (["goodput", *SMALL, "--plot", "x.png"], "SVG"),
         (["goodput", "--mtbi", "1 s"], "fewer chips, or ones that fail more rarely"),
         (["goodput", "--mtbi", "1 d", "--days", "300"], "--days 4.16"),
@@ -278,5 +290,5 @@ def test_how_long_units_of_a_run_take_to_start_is_read_from_its_events_and_claim
     for key, s in claims:
         store.create(key, b"x")
         os.utime(tmp_path / key, (now_s + s, now_s + s))
-    found = _start_ups(store, events)
+    found = start_ups_of(store, events)
     assert [round(found.of(name, 1) or 0.0, 2) for name in ("iowa", "syncer")] == [4.0, 2.0]

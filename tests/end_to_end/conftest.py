@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -16,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.forked import ForkedProcess, diloco, run_diloco
+from tests.forked import ForkedProcess, diloco, leading_diloco, run_diloco
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SETTINGS = (  # one evaluation, at the end: the first one loads torch once more
@@ -40,12 +39,8 @@ class Playground:
         shutil.copytree(EXAMPLES / "quickstart", directory / "quickstart", ignore=shutil.ignore_patterns("bucket"))
         self.environment = {**os.environ, "DILOCO_HOME": str(directory / ".diloco"), "NO_COLOR": "1"}
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "diloco_cli", *words],
-            cwd=self.directory, env=self.environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+    def start(self, *words: str) -> ForkedProcess:
+        return ForkedProcess(leading_diloco, *words, folder=self.directory, **self.environment)
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return run_diloco(*words, folder=self.directory, forking=self.forking, **self.environment)

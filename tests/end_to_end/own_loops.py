@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.records import decode
 from diloco_cli.store.port import Store
 from tests.end_to_end.conftest import EXAMPLES, Playground
+from tests.forked import ForkedProcess, script
 
 LINE = re.compile(r"token (\d+)|samples \[([\d, ]+)\]")
 SEQUENCE, SAMPLES = 32, 100_000
@@ -33,17 +32,13 @@ class LoopScript:
     name: str
     more: tuple[str, ...] = ()
     outputs: list[Path] = field(default_factory=list)
-    process: subprocess.Popen[bytes] | None = None
+    process: ForkedProcess | None = None
 
     def start(self) -> LoopScript:
         folder = self.place.directory / "own-loop"
         self.outputs.append(folder / f"{self.name}-{len(self.outputs) + 1}.log")
-        with self.outputs[-1].open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, self.script, self.url, self.name, *self.more],
-                cwd=folder, env=self.place.environment | {"PYTHONUNBUFFERED": "1"}, stdout=out,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+        words, log = (self.script, self.url, self.name, *self.more), self.outputs[-1]
+        self.process = ForkedProcess(script, *words, folder=folder, log=log, **self.place.environment)
         return self
 
     def kill(self) -> None:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -213,13 +214,32 @@ class Jobs:
         return next(self.place.folder.glob(f"diloco-*-jobs/{name}.log"))
 
     def trains(self, name: str, incarnation: int) -> None:
-        """It steps again."""
+        """It steps again. `status` takes a process and more of Slurm's each time: not before the bucket says it."""
+        heartbeat = self.place.folder / "bucket" / "quickstart" / "heartbeat" / f"{name}.json"
 
-        def steps() -> bool:
-            found = self.learner(name)
+        def steps(found: dict[str, Any]) -> bool:
             return bool(found["incarnation"] >= incarnation and found["step"] > 0)
 
-        eventually(steps, WITHIN_S)
+        eventually(lambda: heartbeat.exists() and steps(json.loads(heartbeat.read_bytes())), WITHIN_S)
+        eventually(lambda: steps(self.learner(name)), WITHIN_S)
+
+    def comes_back(self, name: str, incarnation: int) -> None:
+        """It was told to leave, and steps again with the optimizer's moments that it had."""
+        self.trains(name, incarnation)
+        said = re.findall(r"incarnation (\d+) .* inner moments (\w+)", self.log(name).read_text())
+        assert said[-1][1] == "restored", said
+
+    def followed_within_s(self, left: str, follows: str) -> float:
+        """From the notice to this syncer until the other one took over, by what they print."""
+        notice = re.findall(r"^(\S+) run: leaving", self.log(left).read_text(), re.M)[-1]
+        taken = re.findall(r"^(\S+) \S+ takes over", self.log(follows).read_text(), re.M)[-1]
+        return (datetime.fromisoformat(taken) - datetime.fromisoformat(notice)).total_seconds()
+
+    def finishes(self) -> None:
+        """However long it takes, as long as it goes on."""
+        while (found := self.status())["state"] != "FINISHED":
+            eventually(lambda before=found["commit"]: self.status()["commit"] > before, WITHIN_S)
+        eventually(lambda: not self.jobs(), WITHIN_S)
 
     def learners(self, name: str, *words: str) -> list[psutil.Process]:
         """The processes of this learner that have these words, too."""

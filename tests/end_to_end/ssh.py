@@ -150,17 +150,17 @@ def why_not_namespaces() -> str | None:
 
 
 @contextmanager
-def in_namespace(hosts: Hosts, name: str) -> Iterator[None]:
+def in_namespace(hosts: Hosts, name: str, number: int) -> Iterator[None]:
     """The host is in a network of its own, at the other end of the link `dl` + name."""
-    inside = ("ip", "netns", "exec", f"dl{name}")
+    inside, peer, network = ("ip", "netns", "exec", f"dl{name}"), f"dlpeer{number}", f"10.91.{number}"
     with ExitStack() as ends:
         for words in (
             ("ip", "netns", "add", f"dl{name}"),
-            ("ip", "link", "add", f"dl{name}", "type", "veth", "peer", "name", "dlpeer", "netns", f"dl{name}"),
-            ("ip", "addr", "add", "10.91.7.1/24", "dev", f"dl{name}"),
+            ("ip", "link", "add", f"dl{name}", "type", "veth", "peer", "name", peer, "netns", f"dl{name}"),
+            ("ip", "addr", "add", f"{network}.1/24", "dev", f"dl{name}"),
             ("ip", "link", "set", f"dl{name}", "up"),
-            (*inside, "ip", "addr", "add", "10.91.7.2/24", "dev", "dlpeer"),
-            (*inside, "ip", "link", "set", "dlpeer", "up"),
+            (*inside, "ip", "addr", "add", f"{network}.2/24", "dev", peer),
+            (*inside, "ip", "link", "set", peer, "up"),
             (*inside, "ip", "link", "set", "lo", "up"),
         ):
             subprocess.run(words, check=True)
@@ -168,7 +168,7 @@ def in_namespace(hosts: Hosts, name: str) -> Iterator[None]:
                 undo = ("ip", words[1], "del", f"dl{name}")
                 ends.callback(subprocess.run, undo, check=False, capture_output=True)
         ends.callback(hosts.ends, name)
-        hosts.lies(name, "10.91.7.2", *inside)
+        hosts.lies(name, f"{network}.2", *inside)
         yield
 
 

@@ -52,6 +52,7 @@ def stopped_and_verified(place: Playground) -> None:
     assert found["ok"] and found["duplicates"] == 0 and found["missing"] == 0 and found["mismatches"] == []
 
 
+@pytest.mark.long
 def test_a_lost_rank_ends_the_incarnation_the_next_goes_on_and_two_nodes_are_one_island(playground: Playground) -> None:
     """At last with two parents, as two machines would have them, that meet at the address they are given."""
     islands(playground, ranks=2)

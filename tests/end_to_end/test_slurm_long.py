@@ -39,17 +39,19 @@ def test_a_run_outlives_what_a_cluster_does_to_its_jobs(jobs: Jobs) -> None:
     served = jobs.status()["syncer"]
     number, _, node = jobs.jobs()[served["unit"]]
     learner = {"us0": "iowa", "eu0": "rhine"}[node]
+    before = jobs.learner(learner)["incarnation"]
     urgent = jobs.place.ask(
         "sbatch", "--parsable", "-p", "urgent", "-w", node, "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600"
     )
     eventually(lambda: jobs.status()["syncer"]["epoch"] > served["epoch"], WITHIN_S)
-    assert jobs.status()["syncer"]["unit"] != served["unit"], "the other one follows"
+    follows = jobs.status()["syncer"]["unit"]
+    assert follows != served["unit"] and jobs.followed_within_s(served["unit"], follows) < 8.0
     assert jobs.jobs()[served["unit"]][:2] == (number, "PENDING"), "it comes back by itself"
     jobs.place.ask("scancel", urgent.strip())
     eventually(lambda: jobs.jobs()[learner][1] == "PENDING", WITHIN_S)  # it has left; Slurm holds it for 2 min
     jobs.diloco("resume", "--detach")
     jobs.run(*NAMES)
-    jobs.trains(learner, 2)
+    jobs.comes_back(learner, before + 1)
 
     before = jobs.learner("rhine")["incarnation"]
     jobs.place.ask("scancel", jobs.jobs()["rhine"][0])
@@ -57,7 +59,7 @@ def test_a_run_outlives_what_a_cluster_does_to_its_jobs(jobs: Jobs) -> None:
     eventually(lambda: jobs.status()["hint"].startswith("diloco resume "), WITHIN_S)
     jobs.diloco("resume", "--detach")
     jobs.diloco("resume", "--detach")
-    jobs.trains("rhine", before + 1)
+    jobs.comes_back("rhine", before + 1)
 
     before = jobs.learner("rhine")["incarnation"]
     jobs.place.ask("scancel", "--signal=KILL", "--batch", jobs.jobs()["rhine"][0])  # the supervisor in the job
@@ -69,11 +71,10 @@ def test_a_run_outlives_what_a_cluster_does_to_its_jobs(jobs: Jobs) -> None:
     before, number = jobs.learner("iowa")["incarnation"], jobs.jobs()["iowa"][0]
     jobs.diloco("chaos", "preempt", "iowa")
     eventually(lambda: jobs.jobs()["iowa"][1] == "PENDING", WITHIN_S)
-    jobs.trains("iowa", before + 1)  # nobody watches: those that serve the run hasten it
+    jobs.comes_back("iowa", before + 1)  # nobody watches: those that serve the run hasten it
     assert jobs.jobs()["iowa"][0] == number
 
-    eventually(lambda: jobs.status()["state"] == "FINISHED", 4 * WITHIN_S)
-    eventually(lambda: not jobs.jobs(), WITHIN_S)
+    jobs.finishes()
     assert json.loads(jobs.diloco("verify", "quickstart", "--json"))["data"]["ok"]
 
 
@@ -104,10 +105,9 @@ def test_a_run_outlives_a_dead_controller_a_lost_node_and_the_time_limit_of_a_jo
 
     minutes = 1 + int(jobs.place.ask("squeue", "-h", "-j", before["iowa"], "-O", "TimeUsed").strip().split(":")[-2])
     jobs.place.ask("scontrol", "update", f"jobid={before['iowa']}", f"TimeLimit={minutes + 1}")
-    log = jobs.log("iowa")
-    eventually(lambda: "the time of this job is up" in log.read_text(), WITHIN_S)
-    jobs.trains("iowa", 2)
-    assert jobs.jobs()["iowa"][0] == before["iowa"] and "inner moments restored" in log.read_text()
+    eventually(lambda: "the time of this job is up" in jobs.log("iowa").read_text(), WITHIN_S)
+    jobs.comes_back("iowa", 2)
+    assert jobs.jobs()["iowa"][0] == before["iowa"]
     assert "STOPPED" in jobs.diloco("stop", "quickstart")
     eventually(lambda: not jobs.jobs(), WITHIN_S)
     assert json.loads(jobs.diloco("verify", "quickstart", "--json"))["data"]["ok"]
@@ -122,8 +122,7 @@ def test_an_island_of_two_nodes_is_one_job_whose_ranks_end_and_start_together(jo
     jobs.place.ask("scancel", "--signal=USR2", "--batch", jobs.jobs()["big"][0])  # its time is up
     eventually(lambda: jobs.jobs()["big"][1] == "PENDING", WITHIN_S)
     jobs.diloco("resume", "--detach")
-    jobs.trains("big", 3)
-    assert "inner moments restored" in jobs.log("big").read_text()
+    jobs.comes_back("big", 3)
     assert "STOPPED" in jobs.diloco("stop", "quickstart")
     eventually(lambda: not jobs.jobs(), WITHIN_S)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,11 @@ islands:
   - {name: iowa, region: here, accelerators: cpu:1, emulate: {slowdown: 4}}
   - {name: garage, region: here, infra: ssh/box, accelerators: cpu:1, emulate: {slowdown: 4}}
 """
+BROUGHT = """\
+sites:
+  box: {{engine: ssh, via: ssh box, install: wheel, setup: "export PIP_NO_DEPS=1 PYTHONPATH={lent}"}}
+"""
+SECOND = "  - {name: attic, region: here, infra: ssh/den, accelerators: cpu:1, emulate: {slowdown: 4}}\n"
 JOBS = ["garage", "syncer-0", "syncer-1"]
 WITHIN_S = 120.0
 
@@ -53,9 +59,10 @@ class Reach:
             lambda: self.learner(name)["incarnation"] >= incarnation and self.learner(name)["step"] > 0, WITHIN_S
         )
 
-    def runs(self) -> None:
-        found = self.jobs()
-        assert sorted(found) == JOBS and {state for state, _ in found.values()} == {"RUNNING"}, found
+    def runs(self, *others: str) -> None:
+        """As soon as all hosts answer in time."""
+        running = dict.fromkeys([*JOBS, *others], "RUNNING")
+        wait_until(lambda: {unit: state for unit, (state, _) in self.jobs().items()} == running, WITHIN_S)
 
 
 @pytest.fixture
@@ -80,20 +87,24 @@ def test_a_host_of_ssh_takes_part_and_is_left_as_it_was(reach: Reach) -> None:
 @pytest.mark.skipif(why_not_namespaces() is not None, reason=str(why_not_namespaces()))
 def test_what_links_and_hosts_do(reach: Reach) -> None:
     hosts = reach.hosts
-    with in_namespace(hosts, "box"):
+    with (reach.place.directory / "quickstart" / "inventory.yaml").open("a") as inventory:
+        inventory.write(SECOND)
+    with in_namespace(hosts, "box", 1), in_namespace(hosts, "den", 2):
         launching = reach.place.start("launch", "quickstart/run.yaml", "--set", "train.tokens=100M", *SMALL)
         wait_until(lambda: any(hosts.base.glob("box/.local/**/lease")), WITHIN_S)
         os.killpg(launching.pid, signal.SIGKILL)  # the client, with its connection
         launching.communicate()
         reach.diloco("resume", "quickstart", "--detach")
         reach.trains("garage", 1)
+        reach.trains("attic", 1)
+        reach.runs("attic")
         before = reach.jobs()
-        reach.runs()
 
         subprocess.run(("ip", "link", "set", "dlbox", "down"), check=True)
         commit = reach.place.json("status", "quickstart")["commit"]
         reach.place.wait_for(lambda s: s["commit"] >= commit + 20, WITHIN_S)  # the bucket is still there for all
         assert "jobs: not asked: ssh box" in reach.diloco("status", "quickstart")
+        wait_until(lambda: reach.jobs().get("attic") == before["attic"], WITHIN_S)  # the other host is asked
         subprocess.run(("ip", "link", "set", "dlbox", "up"), check=True)
         wait_until(lambda: reach.jobs() == before, WITHIN_S)
 
@@ -105,14 +116,14 @@ def test_what_links_and_hosts_do(reach: Reach) -> None:
         assert "the host was restarted" in reach.diloco("status", "quickstart")
         reach.diloco("resume", "quickstart", "--detach")
         reach.trains("garage", 2)
-        reach.runs()
+        reach.runs("attic")
 
         hosts.changes_key("box")
         subprocess.run((hosts.path / "ssh", "-O", "exit", "box"), env=reach.place.environment, check=False)
         said = reach.diloco("status", "quickstart")
         assert "jobs: not asked: ssh box: " in said and "Host key verification failed" in said
         hosts.knows("box")
-        reach.runs()
+        reach.runs("attic")
 
         assert "STOPPED" in reach.diloco("stop", "quickstart")
         wait_until(lambda: not hosts.units(), WITHIN_S)
@@ -120,8 +131,13 @@ def test_what_links_and_hosts_do(reach: Reach) -> None:
 
 
 @pytest.mark.long
-def test_a_run_ends_and_leaves_nothing_on_its_hosts(reach: Reach) -> None:
+def test_a_run_ends_and_leaves_nothing_on_a_host_that_was_brought_diloco(reach: Reach) -> None:
+    """A wheel of this one; what it depends on is lent, so that no index of packages is needed."""
+    (reach.hosts.base / "box" / "bin" / "diloco").unlink()
+    lent = ":".join(path for path in sys.path if path.endswith("site-packages"))
+    (reach.place.directory / "quickstart" / "inventory.yaml").write_text(INVENTORY + BROUGHT.format(lent=lent))
     reach.place.launch(100_000)
+    assert len(list(reach.hosts.base.glob("box/.diloco/*/ready"))) == 1
     reach.place.wait_for(lambda s: s["state"] == "FINISHED", 600.0)
     assert reach.place.json("verify", "quickstart")["ok"]
     wait_until(lambda: not reach.hosts.units(), WITHIN_S)

@@ -19,6 +19,7 @@ def _ocean(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("ocean")
 
 
+@pytest.mark.long
 def test_a_step_costs_data_parallel_training_what_its_bytes_take(
     ocean: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

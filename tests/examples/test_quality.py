@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from diloco_cli.config.codec import replace
 from diloco_cli.errors import UsageError
@@ -115,3 +117,33 @@ def test_a_verdict_is_given_only_where_the_interval_allows_it(
     report: Any, value: float, half_width: float | None, expected: str
 ) -> None:
     assert report.verdict(report.Estimate(value, half_width), 0.5) == expected
+
+
+def test_what_the_plan_is_told_is_what_the_page_has(quality: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["experiment"], "SEQUENCES", 512)  # as on the page
+    told = quality.planned(quality.current(quality.HERE / "results.jsonl"))
+    assert quality.quality.FILE.read_text() == told
+    page = (quality.HERE / "README.md").read_text()
+    for row in json.loads(told):
+        interval = "" if row["half_width"] is None else f" ± {row['half_width']:.2f}"
+        assert f"| decoupled | {row['optimizer']} | {row['seeds']} |" in page
+        assert f" | {row['percent']:+.2f}{interval} | " in page
+
+
+def test_two_bits_lose_a_third_of_a_step_and_error_feedback_carries_it(quality: Any) -> None:
+    """A third: sqrt(.1188) of a standard deviation, of the best four levels for normally distributed values (Max)."""
+    codec = sys.modules["methods.two_bits"].INT2  # type: ignore[attr-defined]
+    for size in (1, 63, 64, 1000):
+        values = torch.randn(size, generator=torch.Generator().manual_seed(size))
+        assert len(codec.to_bytes(values)) <= 200 + 2.25 / 8 * (size + 64)
+    left, carried = torch.zeros(1000), torch.zeros(1000)
+    for _ in range(50):
+        found = codec.from_bytes(codec.to_bytes(values + left), 1000)
+        left, carried = values + left - found, carried + found / 50
+    once = codec.from_bytes(codec.to_bytes(values), 1000)
+    assert 0.3 < float((once - values).norm() / values.norm()) < 0.4
+    assert float((carried - values).norm() / values.norm()) < 0.05
+    assert torch.equal(codec.from_bytes(codec.to_bytes(torch.zeros(64)), 64), torch.zeros(64))
+    for bad in (torch.inf, torch.nan):
+        values[3] = bad
+        assert not bool(codec.from_bytes(codec.to_bytes(values), 1000)[:64].isfinite().any())

@@ -15,7 +15,7 @@ from statistics import median_low
 from time import monotonic
 from typing import Any
 
-from diloco_cli.virtual.faulty_calls import Fault, Injected
+from tests.faulty_world import Fault, Injected
 from tests.histories.history import History
 from tests.histories.memo import no_garbage_collection
 from tests.histories.options import REGION, NemesisKind, Options, drawn_options

@@ -194,8 +194,8 @@ def _over_there(steps: Steps[Result]) -> Steps[Result]:
 class Bucket:
     """Objects by key. Implements store.port.Store, but for two things: `Exists` carries no bytes, and a create of the
     same bytes also gets `Exists`. `Client` settles that. Strongly consistent, but a listing does not show a key before
-    `listed_from_s`, and shows a deleted one up to `listed_until_s`. `foreign`: objects of forgers and flooders;
-    `forged`: those of them that are in other names (outsiders.py)."""
+    `listed_from_s`, and shows a deleted one up to `listed_until_s`; `withheld`: by prefix, what its last listing left
+    out. `foreign`: objects of forgers and flooders; `forged`: those of them that are in other names (outsiders.py)."""
 
     url = "memory://histories"
 
@@ -205,6 +205,7 @@ class Bucket:
         self.listed_until_s: dict[str, float] = {}
         self.foreign: set[str] = set()
         self.forged: set[str] = set()
+        self.withheld: dict[str, set[str]] = {}
         self._now_s = now_s
         self._sorted: list[str] = []  # keys, as far as this object was told of them
 
@@ -226,9 +227,11 @@ class Bucket:
         check_prefix(prefix)
         now_s, found = self._now_s(), self.keys(prefix, after)
         if not self.listed_from_s and not self.listed_until_s:
+            self.withheld.clear()
             return [*found[:limit]]
         self.listed_from_s = {key: at_s for key, at_s in self.listed_from_s.items() if at_s > now_s}
         self.listed_until_s = {key: at_s for key, at_s in self.listed_until_s.items() if at_s > now_s}
+        self.withheld[prefix] = self.listed_from_s.keys() & found
         gone = {key for key in self.listed_until_s if key.startswith(prefix) and key > after}
         return sorted(gone.union(key for key in found if key not in self.listed_from_s))[:limit]
 

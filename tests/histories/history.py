@@ -15,8 +15,8 @@ from diloco_cli.protocol.log.operations import Create, Delete, Get, Mend, Operat
 from diloco_cli.protocol.log.records import RunFormat, encode
 from diloco_cli.signing import OPERATOR
 from diloco_cli.store.port import Created
-from diloco_cli.virtual.faulty_calls import Fault, Injected
-from diloco_cli.virtual.world import Actor, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import Fault, FaultyWorld, Injected
 from tests.histories.client import Bucket
 from tests.histories.flooder import Flooder
 from tests.histories.forger import Forger
@@ -47,7 +47,7 @@ LATE_CREATES, LATE_WITHIN_S = 0.3, 4.0  # of the offers that are deleted; after 
 SPREAD = (0.5, 0.75, 1.0, 1.25, 1.5) * 63 + (10.0,) * 5  # times the usual latency
 
 
-class WatchedWorld(World):
+class WatchedWorld(FaultyWorld):
     """A world in which every write is checked."""
 
     history: History

@@ -23,7 +23,7 @@ from diloco_cli.protocol.log.operations import Get, List, Now, Operation, Result
 from diloco_cli.protocol.regions import TRIES_AGAIN_S
 from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, next_request_s, watch_every_s
 from diloco_cli.store.retry import MAX_PAUSE_S
-from diloco_cli.virtual.faulty_calls import Fault
+from tests.faulty_world import Fault
 from tests.histories.client import Bucket
 from tests.histories.monitor import OPERATOR, check_folded
 from tests.histories.options import (

@@ -2,7 +2,8 @@
 
 Whoever lives and has the bytes puts them back; where nobody does, the bucket's owner has to, when faults cease. What is
 the lock of the log is only damaged: of a head that was deleted only the syncer before can say that it was there, and it
-may die first; and a syncer that stands before a commit that was deleted may create that number.
+may die first; and a syncer that stands before a commit that was deleted, or a create that is still on its way, may take
+that number.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Losses:
             harm = "flip"
         if not objects.get(key) or (kind == "commit" and n < 1):  # a forger's hint may be empty
             return
+        if kind == "commit" and any(lost not in objects for lost in self.whole):
+            return  # what comes behind a commit that was deleted shows that it was there
         data = objects[key]
         self.history.note(f"{key} is lost: {harm}")
         if kind != "hint":
@@ -63,9 +66,10 @@ class Losses:
         return key in self.whole and self.history.bucket.objects.get(key) != self.whole[key]
 
     def _is_before(self, number: int) -> bool:
-        """Whether a syncer lives that has not read this commit."""
+        """Whether a syncer lives that has not read this commit, or one's create of that number is still on its way."""
         living = self.history.supervisor.living(SYNCER)
-        return any(process.serves is not None and process.serves.state.n < number for process in living)
+        late = any(getattr(one, "key", "") == commit_key(number) for one in self.history.world.under_way)
+        return late or any(process.serves is not None and process.serves.state.n < number for process in living)
 
     def owner_restores(self, over: bool = False) -> None:
         """What is harmed, and no living process will put back: that needs one who has it, and one who misses it, or, in
@@ -78,9 +82,11 @@ class Losses:
         # without its beginning a run may have been removed, and who holds that waits for minutes
         removed = all(self._is_harmed(key) for key in (FORMAT_KEY, commit_key(0)))
         for key, data in self.whole.items():
+            few = n < 2 and key not in self.history.bucket.objects  # of two commits one that is left shows no log
             missed = (
                 not over
                 and not removed
+                and not few
                 and self.history.monitor.replayer.kinds[-1:] != ["stop"]
                 and (key == FORMAT_KEY or n - (read_commit_key(key) or 0) <= MISSED_WITHIN)
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.joining import MAX_PREDECESSORS
+from diloco_cli.protocol.log.keys import CERTIFICATES
 from tests.histories.client import Bucket
 from tests.histories.replayer import Replayer, expect, number_of, numbered, plain, signed_by
 
@@ -92,14 +93,23 @@ class MomentsWatch:
     def _came_to_be(self, learner: str, incarnation: int, bucket: Bucket) -> None:
         floor = self.replayer.floors[learner]
         oldest = number_of(incarnation) - MAX_PREDECESSORS
-        before = [one for one in self.offered.get(learner, []) if floor <= one.incarnation < incarnation]
+        # A process looks for its predecessors under the keys of its learner whose certificates a listing shows.
+        prefix = f"{CERTIFICATES}learner/{learner}/"
+        unseen = {key.removeprefix(prefix).removesuffix(".json") for key in bucket.withheld.get(prefix, ())}
+        all_offered = [one for one in self.offered.get(learner, []) if one.signed_by not in unseen]
+        before = [one for one in all_offered if floor <= one.incarnation < incarnation]
         offered = [one for one in before if number_of(one.incarnation) >= oldest]
         self.drawn[learner, incarnation] = offered, bucket
-        promises = (p for number, p in sorted(self.named.get(learner, {}).items(), reverse=True) if number >= floor)
-        newest = next((promise for promise in promises if promise is not None), None)
+        named = sorted(self.named.get(learner, {}).items(), reverse=True)
+        promises = [p for number, p in named if number >= floor and p is not None and p.signed_by not in unseen]
+        # Who has saved often since its last offer, and died, left only later ones that nothing names.
+        newest = next((promise for promise in promises if bucket.get(promise.key) is not None), None)
         if newest is not None:
             self.promised[learner, incarnation] = newest, bucket
-            self.outdated[learner, incarnation] = {digest_of(key) for key in self.known[learner]}
+            earlier = [
+                key for key in self.known[learner] if numbered(key) <= numbered(newest.key)
+            ]  # no zombie's later ones
+            self.outdated[learner, incarnation] = set(map(digest_of, earlier))
 
     def _named_again(self, learner: str, by: int, moments: str) -> None:
         """The moments are named again, by the incarnation that made the promise or a newer one."""

@@ -17,6 +17,7 @@ from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS, KEPT_SNAPSHOTS, LEAST_ROUNDS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.actors.membership import JUNK_PER_LOOK
+from diloco_cli.protocol.log.claims import LISTS_EVERY
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
     STANDBY_HEARTBEATS,
@@ -29,6 +30,8 @@ from diloco_cli.protocol.log.keys import (
 )
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat, record_digest
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.rules.pacing import WATCH_BOUNDS_S
+from diloco_cli.signing import learner_signer
 from tests.histories.client import Bucket
 from tests.histories.harm import Harm
 from tests.histories.moments import MomentsWatch
@@ -256,7 +259,7 @@ class Monitor:
         """9: when an offer appears, the payload that it names is there: otherwise its learner is to blame. One that the
         log has settled comes late, behind the floor: its payload may be gone, and it gets no outcome."""
         learner, incarnation, seq = numbered(key)
-        key_of = signed_by(offer)[1]
+        public = signed_by(offer)[1]
         if (learner, incarnation, seq) in self.replayer.settled:
             return
         payload = (
@@ -266,15 +269,18 @@ class Monitor:
         honest = learner not in self.suspects and incarnation >= self.replayer.floors[learner]
         expect(payload or not honest, "9", f"{key} is there before its payload")
         due = self.replayer.merges + max(0, offer["slot"] - self.replayer.slot)
-        if key_of not in self.replayer.revoked:
-            certificate = f"certificate/learner/{learner}/{key_of}.json"  # by whose listing a syncer knows the key
+        if public not in self.replayer.revoked:
+            certificate = f"certificate/learner/{learner}/{public}.json"  # by whose listing a syncer knows the key
             since_s = max(now_s, self.bucket.listed_from_s.get(certificate, now_s))
             self._fresh[learner, incarnation, seq] = due, since_s
-            self._signed_by[learner, incarnation, seq] = key_of
+            self._signed_by[learner, incarnation, seq] = public
 
     def mended(self, key: str, data: bytes) -> None:
-        """1: nothing else is put back than what was there."""
-        expect(data == self.records.get(key, self.run.kept.get(key)), "1", f"{key} was put back with other bytes")
+        """1: nothing else is put back than what was there; of offers, than what the learner has signed."""
+        same = data == self.records.get(key, self.run.kept.get(key))
+        if key.startswith("offer/"):
+            same = self.run.keyring.authenticates(learner_signer(key.split("/")[1]), key, data)
+        expect(same, "1", f"{key} was put back with other bytes")
 
     def put(self, role: str, key: str) -> None:
         self.check_place(role, key)
@@ -369,13 +375,30 @@ class Monitor:
             late = merged > rounds + 1 and now_s - max(since_s, self._serving[1]) > within_s
             current = self._is_asked_for(learner, incarnation)
             text = f"offer {incarnation}/{seq} of {learner} has no outcome after {merged} merges"
-            expect(not (late and current), LIVENESS, text)
+            expect(not (late and current and self._is_found(learner, incarnation, since_s, now_s)), LIVENESS, text)
+
+    def _until_listed_s(self, learner: str, incarnation: int) -> float:
+        """How long a claim may go unseen whose number does not follow those that a syncer sees under the
+        learner's other keys (two processes began at once, one of these keys is revoked, or a listing lags): every
+        LISTS_EVERY-th look lists claims."""
+        hidden = {fingerprint(public) for public in self.replayer.revoked}
+        prefix = f"certificate/learner/{learner}/"
+        late = [key for key in self.bucket.listed_from_s if key.startswith(prefix)]
+        hidden |= {fingerprint(key.removeprefix(prefix).removesuffix(".json")) for key in late}
+        others = [numbered(key)[1] for key in self.bucket.keys(f"incarnation/{learner}/")]
+        others = [one for one in others if key_of(one) != key_of(incarnation)]
+        follows = all(number_of(incarnation) > number_of(one) and key_of(one) not in hidden for one in others)
+        return 0.0 if follows else LISTS_EVERY * WATCH_BOUNDS_S[1]
 
     def _is_asked_for(self, learner: str, incarnation: int) -> bool:
         """Whether a syncer must still ask for this incarnation's offers; of replaced ones only for the newest."""
         newest = number_of(self.genuine.claims[learner])
         asked_for = number_of(incarnation) >= newest - MAX_OLD_MAILBOXES
         return asked_for and incarnation >= self.replayer.floors[learner]
+
+    def _is_found(self, learner: str, incarnation: int, since_s: float, now_s: float) -> bool:
+        """Whether the present syncer must have found the claim by now."""
+        return now_s - max(since_s, self._serving[1]) > self._until_listed_s(learner, incarnation)
 
     def check_answers(self, free_s: float, now_s: float, look_s: float) -> None:
         """A serving syncer answers requests; those to join after as many looks as it takes to read what others have put
@@ -411,7 +434,8 @@ class Monitor:
         for (learner, incarnation, seq), (_, since_s) in self._fresh.items():
             home = learner not in self._apart and self._is_asked_for(learner, incarnation)
             text = f"offer {incarnation}/{seq} of {learner} has no outcome, {now_s - since_s:.2f} s before the end"
-            expect(not home or now_s - since_s <= self.last_look_s(), "4", text)
+            found = home and self._is_found(learner, incarnation, since_s, now_s)
+            expect(not found or now_s - since_s <= self.last_look_s(), "4", text)
 
     # -- beliefs ------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
 from diloco_cli.protocol.log.records import Island, Offer, RequestKind
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.virtual.faulty_calls import Fault, Injected
+from tests.faulty_world import Fault, Injected
 from tests.histories.integers import MOST, NOT_FINITE
 from tests.histories.key_events import KeyEvents
 from tests.histories.liveness import check_restart
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 BAD_PAYLOADS = (2, 12)  # in one event: a few, or enough for a quarantine
 RESUMED_AFTER_S = 0.5
+AWAY_S = 5.0  # at most, of a job that an engine has taken
 PART = 0.5
 
 
@@ -278,6 +279,25 @@ class Nemesis:
         if event.target == SYNCER:
             return
         self._leaving.add(event.target)
+
+    def _notice(self, event: NemesisEvent) -> None:
+        """An engine takes a role's jobs away: they are told, and leave, or are killed once their grace is over; then it
+        brings them back."""
+        history, role, told = self.history, event.target, self._struck(event)
+        back_s = event.for_s + history.draw.between(0.0, AWAY_S)
+        if role == SYNCER:
+            for process in told:
+                history.supervisor.leave(process)
+        else:
+            self._leaving.add(role)
+
+        def taken() -> None:
+            if not history.monitor.healthy:
+                self._leaving.discard(role)
+                self._end([process for process in told if not process.ended])
+
+        history.world.call_at(history.world.now_s + event.for_s, taken)
+        history.world.call_at(history.world.now_s + back_s, lambda: history.supervisor.revive(role))
 
     def leaves(self, name: str) -> bool:
         return name in self._leaving

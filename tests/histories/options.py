@@ -26,7 +26,7 @@ from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
 from diloco_cli.signing import PLAIN_BYTES, Checksummed, Secret
-from diloco_cli.virtual.faulty_calls import Fault
+from tests.faulty_world import Fault
 from tests.histories.poisoner import TACTICS, Tactic
 from tests.histories.replayer import FLOODER, POISONER
 from tests.histories.stream import Stream
@@ -47,14 +47,16 @@ LOOKS_APART, LOOKS_APART_S = 1 / 8, (0.05, 0.15)  # of a learner that expects a 
 NemesisKind = Literal[
     "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "region_outage", "forbidden", "full", "stop",
     "stand_in", "join", "leave", "partial", "wall_jump", "poison", "huge", "corrupt", "unfit", "readmit", "rollback",
-    "collect", "slow_link", "harm", "diverge", "rotate", "steal", "lose",
+    "collect", "slow_link", "harm", "diverge", "rotate", "steal", "lose", "notice",
 ]  # fmt: skip
 MixingSetting = Literal["replace", "rebase"]
 MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 4 + ("replace",)
 SLOW_LINK: NemesisKind = "slow_link"  # drawn after all else, so that seeds without it mean what they meant before
 HARMFUL: tuple[tuple[NemesisKind, ...], ...] = (("harm",),) * 3 + (("diverge",), ("harm", "diverge"))  # likewise
 OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
-    kind for kind in get_args(NemesisKind) if kind not in (SLOW_LINK, "harm", "diverge", "rotate", "steal", "lose")
+    kind
+    for kind in get_args(NemesisKind)
+    if kind not in (SLOW_LINK, "harm", "diverge", "rotate", "steal", "lose", "notice")
 )
 OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signed histories alone
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
@@ -62,6 +64,8 @@ POISON_SHARE, POISONED_MERGES = 0.08, (16, 60)
 COMPRESSION_SHARE = 0.15
 LOSSES_SHARE, LOSSES_FROM = 0.15, 1000  # the seeds before, by which mutants are found, mean what they meant
 MENDS_SOON_S = 2.0  # instead of the product's: histories are short
+ENGINE_SHARE, ENGINES_MERGES = 0.08, (12, 40)  # from LOSSES_FROM on
+FOLLOWS_SOON = {"PROMPT_S": 0.2, "FIRST_SYNCER_S": 2.0}  # likewise
 OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
@@ -118,6 +122,11 @@ class Options:
     checks_uploads: bool = False
 
     @property
+    def engine(self) -> bool:
+        """Whether units are jobs, which an engine takes and brings back; then the syncers are alike."""
+        return "notice" in self.nemesis_events
+
+    @property
     def slot_s(self) -> float:
         return self.step_s * self.steps_a_slot
 
@@ -159,6 +168,7 @@ class Options:
             "POLL_BOUNDS_S": POLL_BOUNDS_S,
             "DENSE": LOOKS_APART,
             "DENSE_BOUNDS_S": LOOKS_APART_S,
+            **(FOLLOWS_SOON if self.engine else {}),
         } | (dict.fromkeys(("LOOKS_EVERY_S", "STILL_S"), MENDS_SOON_S) if "lose" in self.nemesis_events else {})
 
     def describe(self) -> str:
@@ -167,7 +177,7 @@ class Options:
         signed = "signed, " if self.signed else ""
         apart = f", {self.apart} of them in a region of their own" if self.apart else ""
         hostile = "" if self.poisoner is None else f"; a poisoner ({self.poisoner})"
-        hostile += "; uploads are checked" * self.checks_uploads
+        hostile += "; uploads are checked" * self.checks_uploads + "; an engine" * self.engine
         hostile += "; a forger" * self.forger + "; a flooder" * self.flooder
         return (
             f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
@@ -234,7 +244,17 @@ def _with_hostile(options: Options, seed: int) -> Options:
     """Each from a stream of its own, so that the others mean what they meant before."""
     options = replace(options, checks_uploads=Stream(seed, "uploads").chance(0.5))
     options = _with_compression(_with_harm(options, seed), seed)
-    return _with_losses(_with_outsiders(_with_poisoner(_with_keys(options, seed), seed), seed), seed)
+    options = _with_losses(_with_outsiders(_with_poisoner(_with_keys(options, seed), seed), seed), seed)
+    return _with_engine(options, seed)
+
+
+def _with_engine(options: Options, seed: int) -> Options:
+    """In some histories units are jobs, and two syncers are alike, which soon follow each other."""
+    draw = Stream(seed, "engine")
+    if seed < LOSSES_FROM or not draw.chance(ENGINE_SHARE):
+        return options
+    merges, kinds = max(options.merges, draw.whole(*ENGINES_MERGES)), (*options.nemesis_events, "notice")
+    return replace(options, syncers=2, standbys=0, takeover_s=0.5, merges=merges, nemesis_events=kinds)
 
 
 def _with_losses(options: Options, seed: int) -> Options:

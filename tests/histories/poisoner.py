@@ -59,31 +59,36 @@ class Poisoner:
 @dataclass
 class NormBooks:
     """The norms that commits state, by a reader of its own. `known`: by fragment, all (norm, steps) that each learner
-    brought since it was last kept out or readmitted; `bad`: offers of each learner in a row."""
+    brought since it was last kept out or readmitted; `led`: honest learners whose newest delta there was clipped while
+    half of the memory was the poisoner's and that of such ones; `bad`: offers of each learner in a row."""
 
     replayer: Replayer
     known: dict[int, dict[str, list[Measured]]] = field(default_factory=lambda: defaultdict(dict))
+    led: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     bad: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def committed(self, commit: Plain) -> None:
         if commit["kind"] == "merge" and commit.get("outputs"):
             self._check_lengths(commit)
         if commit["kind"] in ("quarantine", "readmit"):
-            for lengths in self.known.values():
+            for fragment, lengths in self.known.items():
                 lengths.pop(commit["learner"], None)
+                self.led[fragment].discard(commit["learner"])
         self._count_bad(commit)
 
     def _check_lengths(self, commit: Plain) -> None:
-        known = self.known[commit["outputs"][0]["fragment"]]
+        fragment = commit["outputs"][0]["fragment"]
+        known, led = self.known[fragment], self.led[fragment]
         here = [(item["norm"], item["steps"]) for item in commit["inputs"] if not is_poisoner(item["learner"])]
         honest = [pairs for name, pairs in known.items() if not is_poisoner(name)]
+        is_led = 2 * (len(honest) - len(led)) <= len(known)  # of two nobody can tell
+        is_heard = len(commit["inputs"]) < COMPARED or len(known) >= COMPARED
         for item in commit["inputs"]:
             who = f"commit {commit['n']}: offer {item['incarnation']}/{item['seq']} of {item['learner']}"
             if not is_poisoner(item["learner"]):
                 # more steps than a round's may count in part, and so do those of a newcomer who is faster than is usual
                 whole = item["steps"] <= self._round_steps(item["learner"]) and _is_believed(item)
-                known_alone = len(commit["inputs"]) < COMPARED and len(honest) <= len(known) - len(honest)
-                fair = item["scale"] == 1.0 or not whole or known_alone  # of two nobody can tell
+                fair = item["scale"] == 1.0 or not whole or (is_led and is_heard and _grows(item, known))
                 expect(fair, "8", f"{who} is clipped, and as long as usual")
                 continue
             if len(here) >= 2:
@@ -93,6 +98,9 @@ class NormBooks:
                 seen = [pair for pairs in honest for pair in pairs]
                 expect(_is_bounded(item, seen, CLIP * GROWS), "8", f"{who} is longer than the log allows")
         for item in commit["inputs"]:
+            led.discard(item["learner"])
+            if is_led and item["scale"] < 1.0 and not is_poisoner(item["learner"]):
+                led.add(item["learner"])
             known.setdefault(item["learner"], []).append((item["norm"] * item["scale"], item["steps"]))
 
     def _round_steps(self, learner: str) -> int:
@@ -121,6 +129,13 @@ def _is_believed(item: Plain) -> bool:
 def _is_bounded(item: Plain, honest: list[Measured], times: float) -> bool:
     most = max(norm * max(item["steps"] / steps, sqrt(item["steps"] / steps)) for norm, steps in honest)
     return bool(item["norm"] * item["scale"] <= times * most * (1 + 1e-9))
+
+
+def _grows(item: Plain, known: dict[str, list[Measured]]) -> bool:
+    """Whether a clipped delta is GROWS times as long as the shortest that is remembered: so what is usual recovers."""
+    newest = [pairs[-1] for pairs in known.values()]
+    least = min(norm * min(item["steps"] / steps, sqrt(item["steps"] / steps)) for norm, steps in newest)
+    return bool(item["norm"] * item["scale"] >= GROWS * least * (1 - 1e-9))
 
 
 def _is_weighed(item: Plain, honest: list[Measured]) -> bool:

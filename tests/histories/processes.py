@@ -13,7 +13,8 @@ from diloco_cli.protocol.actors.syncer import Syncer, make_room
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import OfferId, ProcessClaim
 from diloco_cli.store.retry import MAX_PAUSE_S
-from diloco_cli.virtual.world import Actor, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import FaultyWorld, held_until_s, is_failing
 from tests.histories.client import Client
 from tests.histories.replayer import numbered, plain
 from tests.histories.stream import Stream
@@ -42,7 +43,7 @@ class Process:
 
     role: str
     number: int
-    world: World
+    world: FaultyWorld
     seed: int
     make_client: MakeClient
     walls: int = 0
@@ -105,14 +106,18 @@ class Process:
     def held_until_s(self) -> float:
         """When no thread waits any more for a call with a fault; an error that is still on its way takes one more pause
         of the client."""
-        pauses_s = (MAX_PAUSE_S / actor.clock_rate if actor.is_failing else 0.0 for actor in self.threads)
+        pauses_s = (MAX_PAUSE_S / actor.clock_rate if is_failing(actor) else 0.0 for actor in self.threads)
         waits = zip(self.threads, pauses_s, strict=True)
-        return max((actor.held_until_s + pause_s for actor, pause_s in waits if not actor.ended), default=0.0)
+        return max((held_until_s(actor) + pause_s for actor, pause_s in waits if not actor.ended), default=0.0)
 
     @property
     def operations(self) -> int:
         """The number of store operations so far."""
         return sum(actor.operations for actor in self.threads)
+
+    @property
+    def crashed(self) -> bool:
+        return self.ended and self.status is None
 
     @property
     def frozen(self) -> bool:
@@ -132,6 +137,15 @@ class Process:
         self.ended, self.status, self.ended_s = True, status, self.world.now_s
         for actor in self.threads:
             self.world.kill(actor)
+
+    def end_with(self, steps: Steps[Any], thread: str) -> None:
+        """Nothing of the process goes on but these steps."""
+        before, self.threads = self.threads, []
+        self.ended = True  # nobody hears of the others' end
+        for actor in before:
+            self.world.kill(actor)
+        self.ended = False
+        self.start(steps, thread)
 
     def nonce(self) -> str:
         self.nonces += 1

@@ -12,7 +12,7 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
 from diloco_cli.protocol.regions import Mirror, Relay
-from diloco_cli.virtual.faulty_calls import OF_READ_BACK, OF_READS, Fault, Injected
+from tests.faulty_world import OF_READ_BACK, OF_READS, Fault, Injected
 from tests.histories.client import Client
 from tests.histories.integers import IntegerArithmetic
 from tests.histories.learner import SimulatedLearner
@@ -26,7 +26,7 @@ SLOW_WITHIN = 0.2  # of the fault phase: one link becomes slow in it, and stays 
 TRANSFER_SHARES = (0.5, 2.0)  # of the time within which an offer can be of use: what a large object takes there
 MAX_AWAY_S = (0.1, 0.5, 1.0, 2.0, 5.0, 20.0)
 OF_PROCESSES = frozenset({
-    "kill", "pause", "zombie", "outage", "forbidden", "full", "wall_jump", "rotate", "steal",
+    "kill", "pause", "zombie", "outage", "forbidden", "full", "wall_jump", "rotate", "steal", "notice",
 })  # fmt: skip
 WHICH = (0, 1, 1, 2, 3)  # of a role's processes; 0: all
 OF_LEARNERS = frozenset({"leave", "partial", "poison", "huge", "corrupt", "unfit", "readmit", "harm"})
@@ -99,7 +99,8 @@ def drawn_nemesis_events(options: Options, seed: int, names: Sequence[str]) -> t
             found.append(NemesisEvent(round(at_s, 6), kind, draw.choice(names), round(for_s, 6)))
             continue
         for _ in range(draw.whole(1, 3)):
-            target = SYNCER if draw.chance(0.4) and kind not in OF_LEARNERS else draw.choice(names)
+            of_syncer = draw.chance(0.7 if kind == "notice" else 0.4) and kind not in OF_LEARNERS
+            target = SYNCER if of_syncer else draw.choice(names)
             at_s, for_s = draw.between(0.0, span_s), draw.choice(MAX_AWAY_S) * draw.uniform()
             which = draw.choice(WHICH) if kind in OF_PROCESSES else 0
             for_s *= draw.choice((-1, 1)) if kind == "wall_jump" else 1

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_cli.errors import DilocoError, FencedError, UsageError
 from diloco_cli.protocol.log.keys import SYNCER
-from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.operations import Now, Steps
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.state import IllegalStateError, RunState
+from diloco_cli.protocol.log.state import SYNCER as SYNCER_STATES
+from diloco_cli.protocol.log.state import IllegalStateError, RunState, SyncerState, moved
 from diloco_cli.signing import learner_signer, syncer_signer
 from diloco_cli.virtual.world import Actor
 from tests.histories.harm import HarmEvaluator
@@ -63,8 +64,10 @@ class SimulatedSupervisor:
         return process
 
     def start_syncer(self, delay_s: float = 0.0) -> None:
+        """Under an engine: as a job, one of two that are alike."""
         process = self.new_process(SYNCER)
-        process.start(self._serve(process), delay_s=delay_s)
+        alike = self.history.options.engine
+        process.start(self._stand_by(process, alike=True) if alike else self._serve(process), delay_s=delay_s)
 
     def _serve(self, process: Process, because: str = "") -> Steps[RunState]:
         history = self.history
@@ -78,19 +81,22 @@ class SimulatedSupervisor:
 
     def start_standby(self) -> None:
         """Start a standby; once it has served, it is like any other syncer."""
-        history, process = self.history, self.new_process(SYNCER)
-
-        def steps() -> Steps[Any]:
-            standby = history.actors.standby(
-                self.as_syncer(process), process.claim(), f"s{process.number}", history.draw.uniform()
-            )  # fmt: skip
-            if (reason := (yield from standby.wait())) is None:
-                return "the run is over"
-            self.standing_by.discard(process.name)
-            return (yield from self._serve(process, reason))
-
+        process = self.new_process(SYNCER)
         self.standing_by.add(process.name)
-        process.start(steps())
+        process.start(self._stand_by(process))
+
+    def _stand_by(self, process: Process, alike: bool = False) -> Steps[Any]:
+        history = self.history
+        name = f"s{process.number % SYNCER_HOSTS if alike else process.number}"
+        crashed = [other.number for other in self.processes if other.role == SYNCER and other.crashed]
+        standby = history.actors.standby(
+            self.as_syncer(process), process.claim(), name, history.draw.uniform(),
+            instead_of=max(crashed, default=None) if alike else None, alike=alike,
+        )  # fmt: skip
+        if (reason := (yield from standby.wait())) is None:
+            return "the run is over"
+        self.standing_by.discard(process.name)
+        return (yield from self._serve(process, reason))
 
     def as_syncer(self, process: Process) -> RunFormat:
         """The run as this process has it: with its machine's own key, if the run is signed."""
@@ -103,12 +109,12 @@ class SimulatedSupervisor:
 
     def start_learner(self, name: str, delay_s: float = 0.0) -> None:
         process = self.new_process(name)
-        process.start(self.learner_steps(process, self.history.run), delay_s=delay_s)
+        process.start(self.learner_steps(process, self.as_learner(name, self.history.run)), delay_s=delay_s)
 
     def learner_steps(self, process: Process, run: RunFormat) -> Steps[RunState]:
         learner = self.history.actors.learner(
-            self.as_learner(process.role, run), process.role, process.claim(), process.nonce, self.history.beliefs,
-            self._profile(process.role), process.start_threads,
+            run, process.role, process.claim(), process.nonce, self.history.beliefs, self._profile(process.role),
+            process.start_threads,
         )  # fmt: skip
         process.learner = learner
         return learner.train()
@@ -124,6 +130,18 @@ class SimulatedSupervisor:
             lambda: nemesis.share(name),
             lambda: nemesis.lengthens(name),
         )
+
+    def leave(self, process: Process) -> None:
+        """This syncer is told to leave: whatever it does, it says goodbye, if it serves, and ends."""
+        syncer = process.serves
+
+        def goodbye() -> Steps[bool]:
+            if syncer is not None and syncer.epoch and syncer.doing is not SyncerState.FENCED:
+                syncer.doing = moved(SYNCER_STATES, syncer.doing, SyncerState.DONE)
+                yield from syncer.send_heartbeat((yield Now()), force=True)
+            return True
+
+        process.end_with(goodbye(), "/goodbye")
 
     # -- ending, and coming back --------------------------------------------------------------------------------
 
@@ -169,9 +187,11 @@ class SimulatedSupervisor:
         history.world.call_at(history.world.now_s + delay_s, lambda: self.revive(process.role))
 
     def revive(self, role: str) -> None:
-        """Start a role's process if none lives. Standbys do not count: the syncer's unit is started beside them."""
+        """Start a role's process if none lives. Standbys do not count: the syncer's unit is started beside them. Under
+        an engine there are two of them."""
         serving = [process for process in self.living(role) if process.name not in self.standing_by]
-        if serving or role == OPERATOR or self.history.nemesis.stopped:
+        units = self.history.options.syncers if role == SYNCER and self.history.options.engine else 1
+        if len(serving) >= units or role == OPERATOR or self.history.nemesis.stopped:
             return
         if role == SYNCER:
             self.start_syncer()

@@ -14,7 +14,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Created, Exists, Store
 from diloco_cli.store.wrappers import StoreWrapper
-from diloco_cli.virtual.world import World
+from tests.faulty_world import FaultyWorld
 from tests.power_cuts.disk import Op
 from tests.power_cuts.recorder import KilledError, RecordingOs, recorded
 from tests.simulation.toy import ToyFleet, make_run
@@ -102,7 +102,7 @@ class Generation(ToyFleet):
 
     def __init__(self, run: RunFormat, store: Store, generation: int) -> None:
         self._generation, self._drawn = generation, 0
-        super().__init__(run, World(store=store))
+        super().__init__(run, FaultyWorld(store=store))
 
     def nonce(self) -> str:
         self._drawn += 1

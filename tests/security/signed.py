@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diloco_cli.digests import digest
-from diloco_cli.launch.new_run import signed
+from diloco_cli.launch.plan_files import signed
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import Keyring, Secret, learner_signer, syncer_signer
-from diloco_cli.virtual.world import World
+from tests.faulty_world import FaultyWorld
 from tests.histories.learner import SimulatedLearner
 from tests.simulation.toy import StartThreads, ToyFleet, make_run
 
@@ -63,7 +63,7 @@ class SignedFleet(ToyFleet):
     """Learners and the syncer with their own keys; operators with their secret. `made`: which key a process of this
     name holds that starts now."""
 
-    def __init__(self, run: RunFormat, world: World | None = None) -> None:
+    def __init__(self, run: RunFormat, world: FaultyWorld | None = None) -> None:
         self.made: dict[str, str] = {}
         super().__init__(run, world)
 

@@ -17,7 +17,8 @@ from diloco_cli.paths import templates_directory
 from diloco_cli.protocol.actors.collection import KINDS
 from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Steps, Together
-from diloco_cli.virtual.world import Actor, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import FaultyWorld
 from tests.security.policies import Judge, Verb, gcs_allows, verb_of
 from tests.security.signed import SignedFleet, signed_run
 from tests.simulation.operated import asked, done, frequent_snapshots, run_that_keeps, stand_in, state_of
@@ -37,7 +38,7 @@ EVERY_KIND = [
 ]  # fmt: skip
 
 
-class PolicedWorld(World):
+class PolicedWorld(FaultyWorld):
     """Every operation of every actor is asked of the templates before it is performed."""
 
     def __init__(self) -> None:

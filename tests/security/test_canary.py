@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -93,7 +94,11 @@ def test_no_secret_is_ever_written_said_or_shown_and_no_port_is_open(playground:
     """Row 9: secrets never in logs, errors, status, argv, bucket. Row 16: no listening port. Row 1: the bucket holds
     JSON and safetensors, nothing else."""
     (playground.directory / "quickstart" / "inventory.yaml").write_text(ONE_ISLAND)
-    launch = playground.start("launch", "quickstart/run.yaml", *SHORT)
+    launch = subprocess.Popen(  # a program: of a fork of this process, arguments and environment are this one's
+        [sys.executable, "-m", "diloco_cli", "launch", "quickstart/run.yaml", *SHORT],
+        cwd=playground.directory, env=playground.environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
     seen = watch(launch, playground.directory / ".diloco")
     said = "".join(launch.communicate())
     assert launch.returncode == 0, said

@@ -10,7 +10,7 @@ from diloco_cli.protocol.log.claims import STRANGERS_PASSED
 from diloco_cli.protocol.log.keys import join_key, request_key
 from diloco_cli.protocol.log.records import Island, Join, Request, RunFormat, encode
 from diloco_cli.signing import learner_signer
-from diloco_cli.virtual.world import World
+from tests.faulty_world import FaultyWorld
 from tests.security.signed import SignedFleet, as_learner, signed_run
 from tests.simulation.operated import asked, state_of, state_of_last_request
 from tests.simulation.toy import BATCH_TOKENS, LearnerProfile, ToyFleet, make_run
@@ -28,7 +28,7 @@ def slow_run(shards: int = 64) -> RunFormat:
 
 
 def serving(run: RunFormat) -> SignedFleet:
-    fleet = SignedFleet(run, World(latency_s=lambda actor, operation: CALL_S))
+    fleet = SignedFleet(run, FaultyWorld(latency_s=lambda actor, operation: CALL_S))
     fleet.profile = {island.name: LearnerProfile(STEP_S) for island in run.islands}
     fleet.start()
     return fleet.until_commits(8)

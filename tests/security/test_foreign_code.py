@@ -17,7 +17,8 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings
-from diloco_cli.launch.new_run import create_run, signed
+from diloco_cli.launch.new_run import create_run
+from diloco_cli.launch.plan_files import signed
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, heartbeat_key
 from diloco_cli.protocol.log.records import RegionStore, RunFormat, encode
 from diloco_cli.runtime.consent import format_digest

@@ -8,7 +8,7 @@ from diloco_cli.protocol.actors.inbox import RETIRE_S
 from diloco_cli.protocol.log.keys import fingerprint, incarnation_key, incarnation_of, number_of, offer_key
 from diloco_cli.protocol.log.records import ProcessClaim, encode
 from diloco_cli.signing import learner_signer
-from diloco_cli.virtual.world import World
+from tests.faulty_world import FaultyWorld
 from tests.security.signed import SignedFleet, as_learner, signed_run
 from tests.simulation.operated import state_of
 from tests.simulation.toy import ToyFleet, make_run
@@ -21,8 +21,8 @@ FLOOD = 20_000
 JUNK = b'{"nonce":"of nobody"}'
 
 
-def far_away() -> World:
-    return World(latency_s=lambda actor, operation: CALL_S)
+def far_away() -> FaultyWorld:
+    return FaultyWorld(latency_s=lambda actor, operation: CALL_S)
 
 
 def claimed(fleet: ToyFleet, name: str, number: int, signer: str | None = None) -> None:

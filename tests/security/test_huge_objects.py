@@ -28,7 +28,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Store
-from diloco_cli.virtual.world import World
+from tests.faulty_world import FaultyWorld
 from tests.security.fuzz import bounded_memory
 from tests.simulation.regional import RegionalFleet, regional_run
 from tests.simulation.toy import BATCH_TOKENS, ToyFleet, make_run
@@ -49,7 +49,7 @@ def little_memory() -> Iterator[None]:
 def fleet(tmp_path: Path) -> ToyFleet:
     """Of three learners, one of which never speaks; its files are written by the test."""
     (tmp_path / "store").mkdir()
-    fleet = ToyFleet(make_run(learners=3, merges=8), World(store=LocalStore(tmp_path / "store")))
+    fleet = ToyFleet(make_run(learners=3, merges=8), FaultyWorld(store=LocalStore(tmp_path / "store")))
     fleet.syncer()
     fleet.learner("l0")
     fleet.learner("l1")

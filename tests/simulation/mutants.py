@@ -16,7 +16,7 @@ from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.merging import Loader
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.actors.syncer import Evaluations
-from diloco_cli.virtual.faulty_calls import Fault
+from tests.faulty_world import Fault
 from tests.histories.campaign import lived
 from tests.histories.liveness import COLLECTS_BELOW
 from tests.histories.options import SLOW_LINK, Options, drawn_options
@@ -230,7 +230,7 @@ OF_LEARNERS: dict[str, Mutant] = {
     "listing trusted": Mutant(Actors(learner=learners.LooksForTheNewest), frozenset("6")),
     "data dropped silently": Mutant(Actors(learner=learners.DropsSilently), frozenset({"4", "drift"})),
     "data counted twice": Mutant(
-        Actors(learner=learners.CountsTwice), frozenset({"4", "liveness"}), lambda options: options.mixing == "replace"
+        Actors(learner=learners.CountsTwice), frozenset("2"), lambda options: options.mixing == "replace"
     ),
     "no drift bound": Mutant(_books(learners.Boundless), frozenset({"drift"})),
     "waits for its outcome": Mutant(Actors(learner=learners.WaitsForItsOutcome), frozenset({"pace"})),

@@ -14,7 +14,8 @@ from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RequestKind, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.virtual.world import Actor, Fault, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import Fault, FaultyWorld
 from tests.simulation.toy import ToyFleet, make_run
 
 SNAPSHOTS_EVERY = 5  # commits: histories of 30 have some
@@ -50,7 +51,7 @@ def state_of(fleet: ToyFleet) -> RunState:
     return state
 
 
-def started(run: RunFormat, commits: int, world: World | None = None) -> ToyFleet:
+def started(run: RunFormat, commits: int, world: FaultyWorld | None = None) -> ToyFleet:
     return ToyFleet(run, world).start().until_commits(commits + 1)
 
 
@@ -105,18 +106,18 @@ def by_the_command(fleet: ToyFleet, kind: RequestKind, learner: str | None = Non
 
 
 def where_the_command_dies(
-    prepared: Callable[[World], ToyFleet],
+    prepared: Callable[[FaultyWorld], ToyFleet],
     every: int,
     kind: RequestKind,
     learner: str | None = None,
     to: int | None = None,
 ) -> Iterator[ToyFleet]:
     """After a command that lives, one that dies at each `every`-th of its operations."""
-    fleet = prepared(World())
+    fleet = prepared(FaultyWorld())
     total = by_the_command(fleet, kind, learner, to).operations
     yield fleet
     for point in range(0, total, every):
-        fleet = prepared(World(faults={("command", point): Fault.CRASH}))
+        fleet = prepared(FaultyWorld(faults={("command", point): Fault.CRASH}))
         by_the_command(fleet, kind, learner, to)
         yield fleet
 

@@ -13,7 +13,8 @@ from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.regions import RegionLink, RegionStoppedError, home_of, read_after_relays
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from diloco_cli.virtual.world import Actor, Fault, Injected, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import Fault, FaultyWorld, Injected
 from tests.histories.client import Client
 from tests.simulation.toy import ToyFleet, ToyProcess, make_run
 
@@ -38,7 +39,7 @@ def regional_run(merges: int = 8, learners: int = 2, **sync: object) -> RunForma
 class RegionalFleet(ToyFleet):
     """`mirror` and `relay` are threads of the syncer's process: they die with it, and it with them."""
 
-    def __init__(self, run: RunFormat, world: World | None = None) -> None:
+    def __init__(self, run: RunFormat, world: FaultyWorld | None = None) -> None:
         self.far = MemoryStore()
         self.cut_off_until_s = self.fails_until_s = 0.0
         self.failure = Fault.BUSY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.virtual.world import Fault, World
+from tests.faulty_world import Fault, FaultyWorld
 from tests.histories.replayer import Replayer
 from tests.simulation.toy import ToyFleet
 
@@ -14,7 +14,7 @@ Point = tuple[str, int]
 
 def histories(run: RunFormat, fault: Fault, points: list[Point]) -> Iterator[tuple[Point, ToyFleet]]:
     for point in points:
-        fleet = ToyFleet(run, World(faults={point: fault}))
+        fleet = ToyFleet(run, FaultyWorld(faults={point: fault}))
         yield point, fleet.start()
 
 

@@ -10,8 +10,8 @@ from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key, delta_key, offer_key
 from diloco_cli.protocol.log.operations import MAX_AT_ONCE, Create, Get, Operation, Steps, Together
 from diloco_cli.protocol.log.records import decode
-from diloco_cli.virtual.faulty_calls import Fault
-from diloco_cli.virtual.world import Actor, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import Fault, FaultyWorld
 from tests.simulation.toy import ToyFleet, make_run
 
 
@@ -24,7 +24,7 @@ def asks(operation: Operation, found: list[Any]) -> Steps[None]:
 
 
 def test_operations_that_go_together_take_the_time_of_the_slowest() -> None:
-    world, found = World(latency_s=lambda actor, call: {"a": 1.0, "b": 3.0, "c": 2.0}[call.key]), list[Any]()
+    world, found = FaultyWorld(latency_s=lambda actor, call: {"a": 1.0, "b": 3.0, "c": 2.0}[call.key]), list[Any]()
     world.start("x", asks(operations("a", "b", "c"), found))
     world.run_for(2.5)
     assert world.store.list("") == ["a", "c"] and not found
@@ -35,14 +35,14 @@ def test_operations_that_go_together_take_the_time_of_the_slowest() -> None:
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_an_actor_that_dies_leaves_the_later_ones_undone(number: int) -> None:
     latency = {"a": 1.0, "b": 3.0, "c": 2.0}
-    world = World(latency_s=lambda actor, call: latency[call.key], faults={("x", number): Fault.CRASH_AFTER})
+    world = FaultyWorld(latency_s=lambda actor, call: latency[call.key], faults={("x", number): Fault.CRASH_AFTER})
     actor = world.start("x", asks(operations("a", "b", "c"), []))
     world.run_for(10.0)
     assert actor.ended and world.store.list("") == sorted(["a", "c", "b"][: number + 1])
 
 
 def test_a_fault_hits_one_of_them_and_the_others_have_their_answers() -> None:
-    world, found = World(faults={("x", 1): Fault.BUSY}), list[Any]()
+    world, found = FaultyWorld(faults={("x", 1): Fault.BUSY}), list[Any]()
     world.start("x", asks(operations("a", "b", "c"), found))
     world.run_for(1.0)
     assert [isinstance(answer, Exception) for answer in found[0]] == [False, True, False]
@@ -50,7 +50,7 @@ def test_a_fault_hits_one_of_them_and_the_others_have_their_answers() -> None:
 
 
 def test_a_paused_actor_makes_the_rest_of_its_calls_when_it_goes_on() -> None:
-    world, found = World(faults={("x", 1): Fault.PAUSE}), list[Any]()
+    world, found = FaultyWorld(faults={("x", 1): Fault.PAUSE}), list[Any]()
     actor = world.start("x", asks(operations("a", "b", "c"), found))
     world.run_for(1.0)
     assert actor.paused and world.store.list("") == ["a"] and not found
@@ -59,7 +59,7 @@ def test_a_paused_actor_makes_the_rest_of_its_calls_when_it_goes_on() -> None:
     assert world.store.list("") == ["a", "b", "c"] and len(found[0]) == 3
 
 
-class Timed(World):
+class Timed(FaultyWorld):
     """Notes when the syncer last created or read each object."""
 
     def __init__(self, checks_uploads: bool) -> None:

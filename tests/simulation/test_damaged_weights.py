@@ -107,6 +107,7 @@ def test_all_dead_and_a_damaged_version_is_no_end() -> None:
     is_over_and_sound(fleet, spoilt)
 
 
+@pytest.mark.long
 def test_a_new_incarnation_waits_for_no_pause_that_has_grown() -> None:
     fleet = silent(RUN)
     fleet.syncer()

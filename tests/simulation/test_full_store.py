@@ -14,8 +14,8 @@ from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer, make_room, se
 from diloco_cli.protocol.log.operations import Create, Operation, Put, Sleep, Steps, There, Together
 from diloco_cli.protocol.regions import Mirror
 from diloco_cli.store.retry import FULL_DISK_PAUSE_S
-from diloco_cli.virtual.faulty_calls import Fault, Injected
-from diloco_cli.virtual.world import Actor, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import Fault, FaultyWorld, Injected
 from tests.histories.integers import IntegerArithmetic
 from tests.histories.replayer import in_one
 from tests.simulation.operated import run_that_keeps, state_of
@@ -32,7 +32,7 @@ class Quota:
     """The store holds at most so many large objects. `holds_up(record)`: the first such commit finds no room until a
     floor has taken its number, `held`."""
 
-    def __init__(self, world: World, quota: int) -> None:
+    def __init__(self, world: FaultyWorld, quota: int) -> None:
         self.world, self.quota = world, quota
         self.refused: list[str] = []
         self.holds_up: Callable[[dict[str, Any]], bool] = lambda record: False
@@ -87,7 +87,7 @@ class FullFleet(ToyFleet):
     """All processes write to a store with a quota. `collects`: whether the syncer makes room."""
 
     def __init__(self, quota: int, collects: bool = True, run: Any = RUN) -> None:
-        world = World()
+        world = FaultyWorld()
         self.full = Quota(world, quota)
         world.fault_of = self.full.fault_of
         self.collects = collects

@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.virtual.faulty_calls import Fault
+from tests.faulty_world import Fault
 from tests.histories.campaign import (
     Totals,
     campaign,
@@ -29,6 +29,7 @@ from tests.histories.history import History
 from tests.histories.options import (
     BATCH_TOKENS,
     LONG_MERGES,
+    LOSSES_FROM,
     REGION,
     SLOW_LINK,
     MixingSetting,
@@ -136,6 +137,29 @@ def test_a_sample_of_seeds_breaks_nothing_and_shows_everything() -> None:
     all_kinds = {kind.__struct_config__.tag for kind in Commit.__subclasses__()}
     assert kinds == all_kinds, "everything that a log may say has been said"
     assert "takes over" in reasons, "standbys served, too"
+
+
+def test_under_an_engine_a_syncer_that_leaves_is_followed_and_learners_come_back() -> None:
+    of_jobs = (seed for seed in count(LOSSES_FROM) if drawn_options(seed).engine)
+    reasons, back = "", 0
+    for seed in islice(of_jobs, 2 * OF_EACH):
+        outcome = lived(seed, drawn_options(seed))
+        assert outcome.violation is None, stories(swarm(range(seed, seed + 1)))
+        starts = [commit for commit in map(in_one, outcome.log) if commit["kind"] == "epoch_start"]
+        reasons += "".join(commit["reason"] for commit in starts)
+        back += len(list(returned(outcome)))
+    assert "has left" in reasons and back
+
+
+def returned(outcome: HistoryResult) -> Iterator[str]:
+    """Learners that were told to leave by their engine, and joined anew."""
+    told = set()
+    for _, what, key in outcome.tail:
+        words = what.split()
+        if len(words) > 4 and words[3] == "notice":
+            told.add(words[4].rstrip(","))
+        elif key.startswith("incarnation/") and key.split("/")[1] in told:
+            yield key
 
 
 def test_a_crash_at_a_sample_of_all_operations_breaks_nothing() -> None:

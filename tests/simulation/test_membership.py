@@ -11,7 +11,8 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.virtual.world import Actor, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import FaultyWorld
 from tests.simulation.operated import asked, command, resumed, state_of
 from tests.simulation.sweeps import check, finished
 from tests.simulation.toy import BATCH_TOKENS, ToyFleet, make_run
@@ -23,7 +24,7 @@ def elastic(shards: int | None = 4, **arguments: object) -> RunFormat:
 
 
 def joined_half_way(
-    run: RunFormat, world: World | None = None, batch_tokens: int = BATCH_TOKENS, after: int = 20
+    run: RunFormat, world: FaultyWorld | None = None, batch_tokens: int = BATCH_TOKENS, after: int = 20
 ) -> ToyFleet:
     fleet = ToyFleet(run, world).start().until_commits(after)
     fleet.newcomer("spot", batch_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -10,6 +11,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, commit_key, heartbeat_key
 from diloco_cli.protocol.log.mending import GapError
 from diloco_cli.signing import Checksummed
+from tests.histories.replayer import in_one
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet, make_run
 from tests.studies.verifying import verified_integers
@@ -35,6 +37,20 @@ def newest(fleet: ToyFleet, kind: str) -> str | None:
     return max(fleet.world.store.list(kind, limit=100_000), default=None)
 
 
+def of_everybody(fleet: ToyFleet) -> int:
+    """Merges of all learners; what is damaged does not count."""
+    found = 0
+    for key in fleet.world.store.list("commit/", limit=100_000):
+        with suppress(ValueError):
+            found += len(in_one(fleet.world.store.get(key) or b"").get("inputs", ())) == len(fleet.run.islands)
+    return found
+
+
+def all_go_on(fleet: ToyFleet) -> bool:
+    goal = of_everybody(fleet) + 8
+    return fleet.world.run(lambda: fleet.num_commits() >= goal and of_everybody(fleet) >= goal, WITHIN_S)
+
+
 @pytest.mark.parametrize("how", HARMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_object_less_and_merges_go_on(kind: str, how: str) -> None:
@@ -43,8 +59,7 @@ def test_one_object_less_and_merges_go_on(kind: str, how: str) -> None:
     for _ in range(3):
         if (key := newest(fleet, kind)) is not None:
             harm(fleet, key, HARMS[how])
-        n = fleet.num_commits()
-        fleet.until_commits(n + 8, WITHIN_S)
+        assert all_go_on(fleet)
     assert fleet.errors() == []
     if kind in ("FORMAT", "commit"):
         fleet.world.run_for(WITHIN_S)
@@ -52,6 +67,27 @@ def test_one_object_less_and_merges_go_on(kind: str, how: str) -> None:
         assert check(fleet).kinds
     if kind in ("FORMAT", "commit", "heartbeat", "incarnation", "epoch"):
         assert verified_integers(fleet.world.store, fleet.run).ok
+
+
+@pytest.mark.parametrize("how", HARMS)
+@pytest.mark.parametrize(("fragments", "quorum"), [(1, 2), (4, 2), (4, 1)])
+def test_an_offer_that_is_harmed_before_anybody_has_read_it_silences_no_learner(
+    fragments: int, quorum: int, how: str
+) -> None:
+    """Where the next merge needs it, and its learner no other offers to make before, only this one can put it back."""
+    fleet = ToyFleet(replace(make_run(2, fragments, 400, quorum=quorum), checksums=True, keyring=Checksummed("id")))
+    fleet.start().until_commits(20)
+    before = set(fleet.world.store.list("offer/", limit=100_000))
+    new = list[str]()
+
+    def is_offered() -> bool:
+        new[:] = set(fleet.world.store.list("offer/", limit=100_000)) - before
+        return bool(new)
+
+    assert fleet.world.run(is_offered, WITHIN_S)
+    harm(fleet, new[0], HARMS[how])
+    assert all_go_on(fleet)
+    assert fleet.errors() == []
 
 
 @pytest.mark.parametrize(
@@ -72,6 +108,18 @@ def test_a_commit_that_the_next_syncer_cannot_read_comes_from_a_learner(back: in
     fleet.until_commits(n + 10, WITHIN_S)
     assert fleet.world.store.get(key) == before and fleet.errors() == []
     assert verified_integers(fleet.world.store, fleet.run).ok
+
+
+@pytest.mark.parametrize("how", HARMS)
+def test_a_syncer_leaves_a_whole_log_behind(how: str) -> None:
+    """What is lost shortly before the run ends would be looked at some seconds later, when nobody holds it any more."""
+    fleet = ToyFleet(replace(make_run(merges=20), checksums=True, keyring=Checksummed("id"))).start().until_commits(19)
+    keys = [commit_key(n) for n in (0, 7, 18)]
+    before = {key: fleet.world.store.get(key) for key in keys}
+    for key in keys:
+        harm(fleet, key, HARMS[how])
+    fleet.finish()
+    assert {key: fleet.world.store.get(key) for key in keys} == before and fleet.errors() == []
 
 
 def test_a_gap_that_nobody_can_fill_ends_the_syncer_and_nothing_is_written() -> None:

@@ -16,7 +16,8 @@ from diloco_cli.forecast.stand_ins import Sizes
 from diloco_cli.protocol.log.operations import Operation, Together
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.rules.pacing import MAX_REQUESTS
-from diloco_cli.virtual.world import Actor, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import FaultyWorld
 from tests.simulation.toy import run_of
 
 FRAGMENTS = 4
@@ -38,7 +39,7 @@ class CountedOperations:
 
 
 @dataclass
-class CountedWorld(World):
+class CountedWorld(FaultyWorld):
     """Notes every operation on the store as it is asked for."""
 
     asked: list[CountedOperations] = field(default_factory=list)

@@ -6,7 +6,7 @@ import pytest
 
 from diloco_cli.protocol.log.health import QUARANTINE_AFTER
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.virtual.world import World
+from tests.faulty_world import FaultyWorld
 from tests.simulation.operated import answered, note_texts, run_that_keeps, state_of, where_the_command_dies
 from tests.simulation.sweeps import finished
 from tests.simulation.toy import ToyFleet
@@ -15,14 +15,14 @@ RUN = run_that_keeps(merges=40, learners=3)
 BAD = "l2"
 
 
-def with_a_bad_one(world: World | None = None, run: RunFormat = RUN) -> tuple[ToyFleet, list[bool]]:
+def with_a_bad_one(world: FaultyWorld | None = None, run: RunFormat = RUN) -> tuple[ToyFleet, list[bool]]:
     """A fleet in which one learner's payloads are other bytes than its offers name, for as long as the list says."""
     fleet, bad = ToyFleet(run, world), [True]
     fleet._profile(BAD).corrupts = lambda: bad[0]
     return fleet.start(), bad
 
 
-def quarantined(world: World | None = None) -> tuple[ToyFleet, list[bool]]:
+def quarantined(world: FaultyWorld | None = None) -> tuple[ToyFleet, list[bool]]:
     fleet, bad = with_a_bad_one(world)
     assert fleet.world.run(lambda: "quarantine" in fleet.kinds(), 60)
     return fleet, bad
@@ -76,7 +76,7 @@ def test_a_quarantine_that_cannot_be_is_refused_in_the_log(name: str | None) -> 
     assert any(f"{name or ''!a} is" in text for text in note_texts(state))
 
 
-def mended(world: World) -> ToyFleet:
+def mended(world: FaultyWorld) -> ToyFleet:
     fleet, bad = quarantined(world)
     bad[0] = False
     return fleet

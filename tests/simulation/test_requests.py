@@ -7,7 +7,8 @@ import pytest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.requests import withdraw_stop
 from diloco_cli.protocol.actors.syncer import DisplacedError
-from diloco_cli.virtual.world import Actor, Fault, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import Fault, FaultyWorld
 from tests.simulation.operated import asked, command, done, resumed, stand_in, started, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet, make_run
@@ -53,7 +54,7 @@ def test_with_no_syncer_alive_the_command_stops_the_run_itself() -> None:
 
 def test_a_stop_that_races_a_living_syncer_fences_it_whatever_the_moment() -> None:
     for point in range(44, 144, 7):  # once the learners have joined
-        fleet = ToyFleet(RUN, World(faults={("syncer", point): Fault.PAUSE})).start()
+        fleet = ToyFleet(RUN, FaultyWorld(faults={("syncer", point): Fault.PAUSE})).start()
         (syncer,) = fleet.living("syncer")
         assert fleet.world.run(lambda s=syncer: s.paused, 30)  # type: ignore[misc]
         stopper = stop_alone(fleet)
@@ -67,7 +68,7 @@ def test_a_stop_that_races_a_living_syncer_fences_it_whatever_the_moment() -> No
 
 def test_a_syncer_that_a_command_took_for_dead_serves_again_when_it_wakes_whatever_the_moment() -> None:
     for point in range(30, 130, 7):
-        fleet = ToyFleet(make_run(merges=20), World(faults={("syncer", point): Fault.PAUSE})).start()
+        fleet = ToyFleet(make_run(merges=20), FaultyWorld(faults={("syncer", point): Fault.PAUSE})).start()
         (syncer,) = fleet.living("syncer")
         assert fleet.world.run(lambda s=syncer: s.paused, 30)  # type: ignore[misc]
         asked(fleet, "gc")

@@ -19,7 +19,8 @@ from diloco_cli.protocol.log.operations import Create, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState, SyncerState
 from diloco_cli.syncer.daemon import begin
-from diloco_cli.virtual.world import Actor, Fault, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import Fault, FaultyWorld
 from tests.histories.integers import IntegerArithmetic, first_version, state_bytes, weights_bytes
 from tests.simulation.operated import asked, command, done, resumed, state_of
 from tests.simulation.sweeps import check
@@ -38,7 +39,7 @@ def with_standbys(run: RunFormat, **syncer: Any) -> RunFormat:
 class StandbyFleet(ToyFleet):
     """A syncer and standbys; whoever of them dies or is fenced comes back as a standby, as under a supervisor."""
 
-    def __init__(self, run: RunFormat, world: World | None = None, seed: int = 0) -> None:
+    def __init__(self, run: RunFormat, world: FaultyWorld | None = None, seed: int = 0) -> None:
         super().__init__(run, world)
         self._pids = count(100)
         self._random = random.Random(seed)
@@ -258,7 +259,7 @@ def test_who_has_taken_over_may_load_for_a_while_what_a_syncer_needs() -> None:
 
 def test_an_outage_that_everybody_felt_makes_nobody_take_over() -> None:
     """The store was away for a minute; when it is back, the standbys look before the syncer has said a word."""
-    world = World()
+    world = FaultyWorld()
     fleet = StandbyFleet(with_standbys(make_run(merges=1000)), world).with_standbys(2)
     fleet.world.run_for(5.0)
     back_s = world.now_s + 60.0
@@ -272,7 +273,7 @@ def test_an_outage_that_everybody_felt_makes_nobody_take_over() -> None:
 @pytest.mark.parametrize("num_standbys", [1, 2])
 def test_a_frozen_syncer_that_wakes_after_the_takeover_is_fenced_and_stands_by(num_standbys: int) -> None:
     for point in range(40, 400, 120):
-        world = World(faults={("syncer", point): Fault.PAUSE})
+        world = FaultyWorld(faults={("syncer", point): Fault.PAUSE})
         fleet = StandbyFleet(RUN, world, seed=point).with_standbys(num_standbys)
         (frozen,) = fleet.living("syncer")
         assert world.run(lambda f=frozen: f.paused or f.ended, 60)  # type: ignore[misc]
@@ -286,7 +287,9 @@ def test_a_frozen_syncer_that_wakes_after_the_takeover_is_fenced_and_stands_by(n
 
 def test_syncers_that_work_slower_than_standbys_bear_do_not_take_the_work_from_each_other_for_ever() -> None:
     """A version's upload takes three times the usual patience, and a syncer is silent meanwhile."""
-    world = World(latency_s=lambda actor, call: 20.0 if isinstance(call, Create) and "state/" in call.key else 0.001)
+    world = FaultyWorld(
+        latency_s=lambda actor, call: 20.0 if isinstance(call, Create) and "state/" in call.key else 0.001
+    )
     fleet = StandbyFleet(with_standbys(make_run(merges=8)), world).with_standbys(2)
     fleet.finish(within_s=1500.0)
     assert 1 < len(fleet.epochs()) <= 8, "it begins with takeovers, and they end"

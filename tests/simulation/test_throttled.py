@@ -9,8 +9,8 @@ from typing import Any
 
 from diloco_cli.protocol.log.operations import Now, Operation, Put, Sleep, Steps
 from diloco_cli.store.wrappers import CallPace
-from diloco_cli.virtual.faulty_calls import Fault, Injected
-from diloco_cli.virtual.world import Actor, Call, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import Fault, FaultyCall, FaultyWorld, Injected
 from tests.histories.client import Client
 from tests.histories.learner import LearnerProfile
 from tests.simulation.test_calls_in_turn import asks, operations
@@ -20,7 +20,7 @@ ALLOWED, BURST = 50.0, 10.0  # calls a second; at once
 CALL_S, LEARNERS, STEP_S = 0.02, 8, 0.5
 
 
-class ThrottlingWorld(World):
+class ThrottlingWorld(FaultyWorld):
     """Calls beyond the allowed rate are refused. Each process has a client of its own, and a pace by the product's rule
     (store/throttle.py), for which each of its calls waits by itself."""
 
@@ -38,12 +38,12 @@ class ThrottlingWorld(World):
             self.clients[process] = Client(lambda: 0.5, lambda: self.now_s)
         return super().start(name, self.clients[process].drive(steps), delay_s)
 
-    def _begun(self, actor: Actor, operations: Sequence[Operation]) -> list[Call]:
+    def _begun(self, actor: Actor, operations: Sequence[Operation]) -> list[FaultyCall]:
         free_s = [self.now_s] * (self.connections or len(operations))
         calls = []
         for one in operations:
             start_s = heappop(free_s)
-            calls.append(Call(one, start_s + self._turn_s(actor, one, start_s)))
+            calls.append(FaultyCall(one, start_s + self._turn_s(actor, one, start_s)))
             heappush(free_s, calls[-1].due_s)
         return calls
 
@@ -104,7 +104,7 @@ def test_the_pace_falls_to_what_is_allowed_and_learners_share_it() -> None:
 
 
 def test_a_run_goes_to_its_end_with_one_connection() -> None:
-    fleet = ToyFleet(make_run(learners=3, merges=6), World(connections=1)).start()
+    fleet = ToyFleet(make_run(learners=3, merges=6), FaultyWorld(connections=1)).start()
     fleet.finish()
     assert fleet.served.state.merges >= 6 and not fleet.errors()
 
@@ -113,7 +113,7 @@ def test_with_one_connection_calls_of_a_set_take_as_long_as_one_after_the_other(
     """With two, the third begins when the first is done."""
     took_s = []
     for connections in (1, 2, None):
-        world = World(latency_s=lambda actor, call: 1.0, connections=connections)
+        world = FaultyWorld(latency_s=lambda actor, call: 1.0, connections=connections)
         actor = world.start("x", asks(operations("a", "b", "c"), []))
         assert world.run(lambda actor=actor: actor.ended, 10.0)  # type: ignore[misc]
         took_s.append(world.now_s)

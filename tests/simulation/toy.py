@@ -17,7 +17,8 @@ from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import Island, Offer, ProcessClaim, RunFormat, encode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.signing import OPERATOR
-from diloco_cli.virtual.world import Actor, World
+from diloco_cli.virtual.world import Actor
+from tests.faulty_world import FaultyWorld
 from tests.histories.integers import IntegerArithmetic
 from tests.histories.learner import LearnerProfile, SimulatedLearner
 from tests.histories.witness import Beliefs
@@ -60,8 +61,8 @@ class ToyProcess:
 class ToyFleet:
     """Starts the run's actors in a world and restarts those that crash, as a supervisor would."""
 
-    def __init__(self, run: RunFormat, world: World | None = None) -> None:
-        self.run, self.world = run, world or World()
+    def __init__(self, run: RunFormat, world: FaultyWorld | None = None) -> None:
+        self.run, self.world = run, world or FaultyWorld()
         self.published = Beliefs()
         self.profile: dict[str, LearnerProfile] = {}
         self.restart = True

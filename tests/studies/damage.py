@@ -2,8 +2,9 @@
 
 `diloco launch` with two real learners and a syncer, on a folder and on a GCS emulator, unsigned and signed. For each
 kind of damage the newest object is harmed, then the second newest, and so on; after each, a whole round of merges must
-come within 60 s. In the end the log must be whole, with the bytes that it had, as living processes hold every commit.
-What none holds any more (payloads that are merged, older versions) may be missing, and `verify` must name nothing else.
+come within 60 s. In the end the log must be whole, with the bytes that it had, as living processes hold every commit,
+and both learners must be merged on. What no process holds any more (payloads that are merged, older versions) may be
+missing, and `verify` must name nothing else.
 
 Ends with a row a run for the table in README.md, and with status 1 if anything was violated.
 """
@@ -31,12 +32,14 @@ from diloco_cli.runtime.daemon import perform
 from diloco_cli.signing import KEY_FILE_VARIABLE
 from diloco_cli.store.open import open_store
 from tests.contract.fake_gcs import Blob, FakeGCS
+from tests.histories.replayer import in_one
 from tests.studies.launched import BATCH_TOKENS, CLOCK, INVENTORY, LOCAL_STEPS, NAME, ROOT, LaunchedRun, lived, toy_file
 
 BUCKET = "runs"
-FRAGMENTS = 4
+FRAGMENTS, LEARNERS = 4, 2
 ROUNDS = 100_000  # more than the study needs: it stops the run
-STEP_S = 0.25  # slots of .5 s: in shorter ones than .3 s commits go out of memory between two looks at the log
+STEP_S = 0.25  # slots of .5 s: in shorter ones than .16 s commits may go out of memory between two looks
+SKIP_AFTER_S = 5.0  # not 60: rounds take two seconds, and what is repaired after some rounds takes as long again
 MERGES_WITHIN_S, PUT_BACK_WITHIN_S, OVER_WITHIN_S = 60.0, 90.0, 300.0
 HEADER = (
     "| store | keys | harmed | by kind of object | next round (median, worst) | not put back | told | violations |\n"
@@ -144,7 +147,12 @@ class Harmed:
 def run_file(rounds: int) -> str:
     model, data = ("model", {"elements": 16}), ("slow_data", {"step_s": STEP_S})
     tokens = 2 * rounds * LOCAL_STEPS * BATCH_TOKENS
-    return toy_file(model, data, tokens, {"every": LOCAL_STEPS, "fragments": FRAGMENTS, "quorum": 2})
+    return toy_file(
+        model,
+        data,
+        tokens,
+        {"every": LOCAL_STEPS, "fragments": FRAGMENTS, "quorum": LEARNERS, "skip_after": f"{SKIP_AFTER_S:g} s"},
+    )
 
 
 def head_of(objects: Objects) -> str:
@@ -153,6 +161,17 @@ def head_of(objects: Objects) -> str:
 
 def number_of(commit: str) -> int:
     return int(Path(commit).stem or -1)
+
+
+def merged(objects: Objects, head: int) -> list[set[str]]:
+    """Whose offers the merges after this commit hold. A commit that is damaged itself is none."""
+    found = []
+    for n in range(head + 1, number_of(head_of(objects)) + 1):
+        with suppress(ValueError):
+            found.append(
+                {offer["learner"] for offer in in_one(objects.read(f"commit/{n:012d}.json") or b"").get("inputs", ())}
+            )
+    return [names for names in found if names]
 
 
 def wait_for(launched: LaunchedRun, reached: Callable[[], bool], within_s: float) -> float:
@@ -167,7 +186,7 @@ def wait_for(launched: LaunchedRun, reached: Callable[[], bool], within_s: float
 
 
 def harm(launched: LaunchedRun, objects: Objects, url: str, newest: int) -> Harmed:
-    found, before = Harmed(), dict[str, bytes]()
+    found, before, how = Harmed(), dict[str, bytes](), dict[str, str]()
     wait_for(launched, lambda: number_of(head_of(objects)) > 2 * FRAGMENTS, OVER_WITHIN_S)
     for what, damage in DAMAGE.items():
         for place in range(newest):
@@ -178,8 +197,9 @@ def harm(launched: LaunchedRun, objects: Objects, url: str, newest: int) -> Harm
             before.setdefault(name, data)
             objects.write(name, damage(data))
             found.kinds[kind_of(name)] += 1
+            how[name] = f"{what} with commit {head} as the newest"
             try:
-                round_on = partial(lambda goal: number_of(head_of(objects)) >= goal, head + FRAGMENTS)
+                round_on = partial(lambda head: len(merged(objects, head)) >= FRAGMENTS, head)
                 found.took_s.append(wait_for(launched, round_on, MERGES_WITHIN_S))
             except RuntimeError as error:
                 found.violations.append(f"{name} {what}: {error}")
@@ -190,11 +210,16 @@ def harm(launched: LaunchedRun, objects: Objects, url: str, newest: int) -> Harm
 
     with suppress(RuntimeError):
         wait_for(launched, lambda: not any(kind_of(name) in KEPT for name in changed()), PUT_BACK_WITHIN_S)
+    head = number_of(head_of(objects))
+    try:
+        wait_for(launched, lambda: len(set().union(*merged(objects, head))) == LEARNERS, OVER_WITHIN_S)
+    except RuntimeError as error:
+        found.violations.append(f"a learner is merged no more: {error}")
     words = [sys.executable, "-m", "diloco_cli", "stop", url]
     subprocess.run(words, cwd=launched.directory, env=launched.environment, check=True, capture_output=True)
     assert launched.supervisor is not None
     launched.supervisor.wait(OVER_WITHIN_S)
-    found.violations += [f"{name} was not put back" for name in sorted(changed()) if kind_of(name) in KEPT]
+    found.violations += [f"{name} was not put back: {how[name]}" for name in sorted(changed()) if kind_of(name) in KEPT]
     found.lost.update(kind_of(name) for name in changed() if kind_of(name) not in (*KEPT, "heartbeat"))
     store = open_store(url)
     replay = verified(store, perform(read_format(url, signing_secret()), store, CLOCK))

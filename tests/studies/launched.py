@@ -29,6 +29,7 @@ from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.runtime.processes import Identity, is_alive
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
+from tests.forked import ForkedProcess, forking_diloco
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPERVISOR = "supervisor"
@@ -72,14 +73,17 @@ INVENTORY = inventory_of(UNITS[:2])
 
 
 class LaunchedRun:
-    """One supervisor at a time, and what it started. The same to a study as a run of toy processes."""
+    """One supervisor at a time, and what it started. The same to a study as a run of toy processes. `forking`: its
+    processes are forks of one that has loaded torch, so that nothing is learned of the time that this takes."""
+
+    forking = False
 
     def __init__(self, directory: Path, run_text: str, inventory: str = INVENTORY) -> None:
         self.directory, self.bucket, self.home = directory, directory / "bucket" / NAME, str(directory / "home")
         (directory / "run.yaml").write_text(run_text)
         (directory / "inventory.yaml").write_text(inventory)
         self.said, self.said_before = directory / f"{SUPERVISOR}.log", 0
-        self.supervisor: subprocess.Popen[bytes] | None = None
+        self.supervisor: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.orphans: dict[str, Identity] = {}
 
     @property
@@ -98,13 +102,18 @@ class LaunchedRun:
     def start(self, *names: str) -> None:
         """The first supervisor launches the run; its successors go on with it."""
         words = ["resume", NAME] if (self.bucket / FORMAT_KEY).exists() else ["launch", "run.yaml"]
+        self.said_before = self.said.stat().st_size if self.said.exists() else 0
+        self.supervisor = self._started(words)
+        self._wait_for_it()
+
+    def _started(self, words: list[str]) -> subprocess.Popen[bytes] | ForkedProcess:
+        if self.forking:
+            return ForkedProcess(forking_diloco, *words, folder=self.directory, log=self.said, **self.environment)
         with self.said.open("ab") as log:
-            self.said_before = log.tell()
-            self.supervisor = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "diloco_cli", *words],
                 cwd=self.directory, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             )  # fmt: skip
-        self._wait_for_it()
 
     def _wait_for_it(self) -> None:
         """Until the run is there to be killed. (A launch that dies before is launched again: that is no resume.)"""
@@ -159,6 +168,13 @@ class LaunchedRun:
 
     def verified(self) -> Replay:
         return verified(self.store, self.run)
+
+    def damage_deltas(self, which: slice) -> None:
+        """Zeros in the place of some of the deltas that the bucket holds, the oldest first."""
+        written = [path for path in (self.bucket / "delta").rglob("*") if not path.name.startswith(".")]  # whole ones
+        deltas = [path for path in written if path.is_file()]
+        for path in sorted(deltas, key=lambda path: path.stat().st_mtime)[which]:
+            path.write_bytes(bytes(path.stat().st_size))
 
     def end(self) -> None:
         """Whoever is left, also those that a supervisor had no time to write down: all know this run's own home."""

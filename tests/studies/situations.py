@@ -333,7 +333,7 @@ def stopped(run: SteeredRun) -> list[Row]:
 def left(run: SteeredRun) -> list[Row]:
     """SIGTERM to `launch`: its machine drains and leaves."""
     assert run.supervisor is not None
-    run.supervisor.terminate()
+    run.supervisor.send_signal(signal.SIGTERM)
     run.supervisor.wait(UP_S)
     return seen(run, "left", *both("SILENT", "all units have left in good order", "diloco resume"))
 

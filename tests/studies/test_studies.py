@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.inventory_file import load_inventory
+from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import delta_key
@@ -22,6 +24,7 @@ from tests.studies.attendance import CASES, INVENTORY, QUICKSTART, AttendanceRow
 from tests.studies.gaps import max_gap_s
 from tests.studies.kills import EVERYBODY, Role, Study, ToyRun
 from tests.studies.launched import NAME, LaunchedRun, run_file
+from tests.studies.paced import SHAPES
 from tests.studies.situations import SAMPLE, staged
 from tests.studies.toy_process import integer_run
 from tests.studies.walk import delta_walk, launch_walk
@@ -54,6 +57,17 @@ def test_units_that_die_with_their_supervisor_or_get_a_double_are_noticed(tmp_pa
         child.kill()
         child.wait()
     assert "l0 did not outlive its supervisor" in launched.failed()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_paced_shape_is_planned_from_the_speeds_of_its_steps(name: str, tmp_path: Path) -> None:
+    shape = SHAPES[name]
+    (tmp_path / "run.yaml").write_text(shape.run_file())
+    (tmp_path / "inventory.yaml").write_text(shape.inventory())
+    run = load_run(tmp_path / "run.yaml")
+    islands = load_inventory(tmp_path / "inventory.yaml").islands
+    assert [island.tokens_per_s for island in islands] == pytest.approx([80 / factor for factor in shape.factors])
+    assert run.data.args["factors"] == list(shape.factors) and run.train.tokens > 0
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +121,12 @@ def test_the_study_of_kills_notices(killed: ToyRun, kind: str) -> None:
     assert told in " ".join(study.tally.violations)
 
 
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LaunchedRun, "forking", True)
+
+
+@pytest.mark.usefixtures("forking")
 def test_a_harmed_object_holds_up_no_merge_and_a_commit_comes_back() -> None:
     with damage.stored("folder", "unsigned", damage.ROUNDS) as (launched, objects, url):
         found = damage.harm(launched, objects, url, newest=1)
@@ -167,6 +187,7 @@ def test_a_launch_passes_the_plan_and_ends_before_anything_trains() -> None:
     assert of_daemons == {"diloco_cli.syncer.operator"}, "which withdraws a stop request"
 
 
+@pytest.mark.usefixtures("forking")
 def test_a_run_that_is_well_hangs_or_is_stopped_is_told_apart_in_time() -> None:
     assert staged(SAMPLE) == []
 

@@ -46,6 +46,18 @@ class SlowNothing(Nothing):
         return super().batch(shard, num_shards, position, batch_tokens)
 
 
+class PacedNothing(SlowNothing):
+    """A step takes so long by the clock, its arithmetic included; what is late is not caught up."""
+
+    due_s = 0.0
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
+        now_s = time.monotonic()
+        time.sleep(max(0.0, self.due_s - now_s))
+        self.due_s = max(self.due_s, now_s) + self.step_s * self.factors[shard]
+        return Nothing.batch(self, shard, num_shards, position, batch_tokens)
+
+
 def own_name() -> str:
     """Of the learner that this process is; empty if it is none."""
     return next((word.partition("=")[2] for word in sys.argv if word.startswith("--name=")), "")
@@ -86,4 +98,4 @@ def ordered(orders: Path) -> str:
 
 
 model, steered_model = Numbers, SteeredModel  # entrypoints, and those of data
-data, slow_data, steered_data = Nothing, SlowNothing, SteeredData
+data, slow_data, steered_data, paced_data = Nothing, SlowNothing, SteeredData, PacedNothing

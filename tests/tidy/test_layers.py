@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.environment import environment_with
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "diloco_cli"
 LAYERS: list[set[str]] = [
@@ -175,7 +177,8 @@ HEAVY = {"torch", "gcsfs", "fsspec", "aiohttp", "numpy", "safetensors"}
     ("words", "forbidden"),
     [
         ("--help", HEAVY),
-        ("plan templates/inventory.yaml", HEAVY | {"rich"}),
+        ("plan templates/inventory.yaml --fast", HEAVY | {"rich", "diloco_cli.forecast.fleet"}),
+        ("plan templates/inventory.yaml", (HEAVY | {"rich"}) - {"numpy"}),
         ("plan -f examples/quickstart/run.yaml", HEAVY | {"rich"}),
         ("plan -f examples/own-data/run.yaml", HEAVY | {"rich"}),
         ("data show nowhere", {"torch", "gcsfs"}),
@@ -190,17 +193,31 @@ HEAVY = {"torch", "gcsfs", "fsspec", "aiohttp", "numpy", "safetensors"}
     ],
 )
 def test_light_commands_import_no_torch_and_no_cloud_client(words: str, forbidden: set[str], tmp_path: Path) -> None:
+    loaded = loaded_by([str(ROOT / word) if word.endswith(".yaml") else word for word in words.split()], tmp_path)
+    assert loaded and not loaded & forbidden, loaded & forbidden
+
+
+def test_what_would_be_submitted_is_told_without_torch(tmp_path: Path) -> None:
+    """Up to where Slurm is asked, which may be missing."""
+    (tmp_path / "run.yaml").write_text((ROOT / "examples" / "quickstart" / "run.yaml").read_text())
+    islands = "islands: [{name: iowa, region: us, infra: slurm/us, accelerators: cpu:1}]"
+    (tmp_path / "inventory.yaml").write_text(f"version: 1\nstore: {{url: bucket}}\n{islands}\n")
+    loaded = loaded_by(["launch", "-n"], tmp_path)
+    assert "diloco_cli.engines.slurm" in loaded and not loaded & HEAVY, loaded & HEAVY
+
+
+def loaded_by(words: list[str], folder: Path) -> set[str]:
+    """The modules that this command of diloco imports."""
     code = (
         "import sys; sys.argv[0] = 'diloco'\n"
         "from diloco_cli.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         "print('loaded:', *sys.modules, file=sys.stderr)"
     )
-    absolute = [str(ROOT / word) if word.endswith(".yaml") else word for word in words.split()]
-    command = [sys.executable, "-c", code, *absolute]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    loaded = set(done.stderr.partition("loaded: ")[2].split())
-    assert loaded and not loaded & forbidden, done.stderr
+    environment = environment_with(DILOCO_HOME=str(folder / "home"))  # or `runs` asks for what other tests noted
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return set(done.stderr.partition("loaded: ")[2].split())
 
 
 def test_no_modules_know_each_other() -> None:

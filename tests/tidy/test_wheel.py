@@ -41,7 +41,10 @@ def test_an_installed_wheel_writes_its_templates_and_plans_them(wheel: Path, tmp
         archive.extractall(site)
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
     environment = {"PYTHONPATH": ":".join([str(site), *borrowed]), "PATH": "/usr/bin:/bin"}
-    for words in (["init", "fleet", "--for", "several"], ["plan", "fleet/inventory.yaml", "-f", "fleet/run.yaml"]):
+    for words in (
+        ["init", "fleet", "--for", "several"],
+        ["plan", "fleet/inventory.yaml", "-f", "fleet/run.yaml", "--fast"],
+    ):
         done = subprocess.run(
             [str(python), "-m", "diloco_cli", *words],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,

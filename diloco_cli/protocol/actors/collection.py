@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Collection
 from statistics import fmean
 
+from diloco_cli.errors import DataCheckError, NotFoundError
 from diloco_cli.protocol.log.commit_log import LOOK_BACK, snapshot_at, snapshots_between, state_after, trusting_none_of
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit, Quarantine
 from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat
@@ -349,7 +350,11 @@ class Collector:
             self._put_off = far and not (yield from kept_snapshots(self.run, self.floor, state.revoked))
             if self._put_off:
                 return False
-            self.sweep = yield from sweep_behind(self.run, self.floor, state.revoked)
+            try:
+                self.sweep = yield from sweep_behind(self.run, self.floor, state.revoked)
+            except (NotFoundError, DataCheckError):  # a commit before the floor: a later one lies behind a snapshot
+                self._put_off = True
+                return False
         while not self.sweep.is_done:
             before = self.sweep.deleted
             yield from self.sweep.step(state.epoch)

@@ -25,6 +25,7 @@ MAX_BYTES_PER_POLL = 1 << 20  # of one learner's offers, for the same reason; th
 MAX_PENDING_ROUNDS = 4  # of offers of one incarnation; an honest learner has at most one a fragment
 MAX_OLD_MAILBOXES = 8  # of one learner, beside its newest
 RETIRE_S = 120.0
+FURTHER_SLOTS, MAX_FURTHER_SLOTS = 4, 64
 MAX_PORTIONS = 16  # of one mailbox at the run's end: a flood of offers must not delay the end
 MAX_OUTCOMES_A_COMMIT = 8192  # some 1 MB: a flood of bad offers must not make a commit longer than a record may be
 
@@ -36,7 +37,9 @@ def in_order(outcomes: Iterable[Outcome]) -> tuple[Outcome, ...]:
 
 @dataclass
 class PolledMailbox:
-    """The offers of one incarnation of one learner, asked for in the order of their numbers: `next_seq` is next."""
+    """The offers of one incarnation of one learner, asked for in the order of their numbers: `next_seq` is next.
+    `further_slots`: after so many without an offer, since it was found or since `further_s`, the next look is at later
+    ones, too: this one may be lost."""
 
     learner: str
     incarnation: int
@@ -46,15 +49,25 @@ class PolledMailbox:
     next_request_s: float = 0.0
     looked_in_vain: bool = False
     asked_s: float = -inf
+    further_slots: int = FURTHER_SLOTS
+    further_s: float = -inf
+    is_overdue: bool = False
 
     def look(self, keyring: Unsigned) -> Steps[FoundOffer]:
         """Look for the next offer."""
-        return (yield from next_offer(keyring, self.learner, self.incarnation, self.next_seq))
+        found = yield from next_offer(keyring, self.learner, self.incarnation, self.next_seq, self.is_overdue)
+        self.is_overdue = found.damaged  # several may be lost together
+        if found.data is not None or found.damaged:
+            self.further_slots = FURTHER_SLOTS
+        return found
 
     def asked(self, now_s: float, slot_s: float, is_guess: bool = False) -> None:
         """No further offer is there now: choose when to ask again."""
         self.asked_s = now_s
         since_s = self.since_s if self.found_s is None else self.found_s
+        if now_s - max(since_s, self.further_s) >= self.further_slots * slot_s:
+            self.is_overdue, self.further_s = True, now_s
+            self.further_slots = min(MAX_FURTHER_SLOTS, 2 * self.further_slots)
         guessed_s = guessed_request_s(since_s, now_s, slot_s) if is_guess else inf
         self.next_request_s = min(next_request_s(self.found_s, now_s, slot_s), guessed_s)
 
@@ -132,7 +145,7 @@ class Inbox:
         before = [watch.newest for watch in watches]
         beyond = {island.name: number_of(state.learner(island.name).floor) for island in islands}
         for watch in watches:
-            beyond[watch.learner] = max(beyond[watch.learner], watch.newest)
+            beyond[watch.learner] = max(beyond[watch.learner], watch.last)  # strangers' objects use numbers up, too
         yield from together([watch.look(beyond[watch.learner]) for watch in watches])
         for watch, known in zip(watches, before, strict=True):
             self._found(watch.learner, watch.key, known, watch.newest, now_s)

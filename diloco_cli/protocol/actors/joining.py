@@ -140,7 +140,7 @@ def _newest_offer(keyring: Unsigned, learner: str, incarnation: int, settled: in
     newest: Offer | None = None
     seq = max(0, settled - 1)
     while True:
-        found = yield from next_offer(keyring, learner, incarnation, seq)
+        found = yield from next_offer(keyring, learner, incarnation, seq, is_overdue=True)
         if found.data is None and not found.damaged:
             return newest
         with suppress(RecordError):  # the syncer refuses a bad offer; the next one may be good

@@ -29,8 +29,8 @@ from diloco_cli.protocol.actors.progress import OfferDraft, Progress, is_over
 from diloco_cli.protocol.log.claims import ClaimWatch
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, process_on, sealed
-from diloco_cli.protocol.log.keys import heartbeat_key, inner_key, key_of, max_moments_bytes, number_of
-from diloco_cli.protocol.log.mending import Mender, patient_log
+from diloco_cli.protocol.log.keys import heartbeat_key, inner_key, key_of, max_moments_bytes, number_of, offer_key
+from diloco_cli.protocol.log.mending import MOST_WANTED, Mender, patient_log
 from diloco_cli.protocol.log.operations import Create, Now, Put, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat, Timings
 from diloco_cli.protocol.log.state import LEARNER, LearnerState, RunPhase, RunState, moved
@@ -379,7 +379,7 @@ class Follower:
             if now_s >= next_heartbeat_s:
                 next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
                 yield from self.send_heartbeat()
-            yield from mender.follow(self.state, now_s)
+            yield from mender.follow(self.state, now_s, self._unsettled)
             if now_s >= next_fence_s:
                 next_fence_s = now_s + fence_check_every_s(self._slot_s())
                 if (yield from claims.look()) is not None:
@@ -396,6 +396,14 @@ class Follower:
                 next_look_s = min(next_look_s, asked_s + DRAINS_LOOK_S)
             low, high = SLEEP_BOUNDS_S
             yield Sleep(min(high, max(low, next_look_s - (yield Now()))))
+
+    def _unsettled(self) -> dict[str, bytes]:
+        """Own offers whose outcome is not known yet, the earliest ones: if one is lost, learner and merge may wait for
+        each other."""
+        name, own, offers = self._learner.name, self._learner.joined.incarnation, self._learner.offers
+        known = self.state.learner(name)
+        waiting = [seq for seq in sorted(offers) if not (known.floor == own and known.has_outcome(seq))]
+        return {offer_key(name, own, seq): offers[seq] for seq in waiting[:MOST_WANTED]}
 
     def _fenced(self) -> FencedError:
         mine = f"incarnation {number_of(self._learner.joined.incarnation)} of {self._learner.name}"
@@ -474,6 +482,7 @@ class Learner:
         self.moments_lost = False
         self.steps_at_loss = self.saved_at = self.uploaded_at = 0  # in own steps
         self.arrived: dict[int, FetchedVersion] = {}
+        self.offers: dict[int, bytes] = {}  # the newest own ones by number, as they were published, one a fragment
         self.delivered: deque[tuple[int, float | None, float]] = deque()
         self.joined: Joined
         self.progress: Progress
@@ -686,6 +695,7 @@ class Learner:
         timings = self.watch.timings(self.progress.local_steps, self.run.num_fragments)
         offer = self.progress.offer(draft, digest(payload), len(payload), self.nonce(), timings, loss, moments)
         mine = yield from self._publish(offer, payload)
+        self.offers = dict([*self.offers.items(), (draft.seq, mine)][-self.run.num_fragments :])
         self.observer.published(offer, mine)
         now_s: float = yield Now()
         if not passed:

@@ -23,7 +23,7 @@ from itertools import count, takewhile
 
 from msgspec import structs
 
-from diloco_cli.errors import NotFoundError
+from diloco_cli.errors import DataCheckError, NotFoundError
 from diloco_cli.protocol.actors.collection import Collector, collected, floor_by_request
 from diloco_cli.protocol.actors.merging import write_surely
 from diloco_cli.protocol.log.claims import STRANGERS_PASSED, OccupiedError, claim_epoch
@@ -66,7 +66,7 @@ def return_to(run: RunFormat, state: RunState, to: int | None, pulse: Pulse = no
         return f"only commits {state.gc_floor} to {state.n - 1} can be gone back to, not {to}"
     try:
         then = yield from state_after(run, to, state.revoked, pulse)
-    except NotFoundError as error:
+    except (NotFoundError, DataCheckError) as error:  # which a syncer must outlive
         return str(error)
     changed = [o.fragment for o, c in zip(then.outputs, state.outputs, strict=True) if o.state_digest != c.state_digest]
     if not changed:

@@ -422,6 +422,7 @@ class Syncer:
                 break
             worked = yield from self._turn()
             yield from self.housekeeper.rest(self.state, 0.0 if worked else pause_s(self.pace.slot_s))
+        yield from self.mender.mend(self.state, tuple(self.run.kept))  # soon no process holds these records
         self._go(SyncerState.DONE)
         yield from self.send_heartbeat((yield Now()), force=True)
         return self.state

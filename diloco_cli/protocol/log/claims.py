@@ -141,7 +141,7 @@ LONGEST_LEAP = 1 << 14  # of numbers that one claim leaves out: a stolen key mus
 LISTS_EVERY = 8  # looks
 PAGE = 1000
 CERTIFICATES_PER_LOOK = 1024
-DAMAGED_IN_A_ROW = 8  # offers that are passed over together
+DAMAGED_IN_A_ROW = 8  # offers, or lost, that are passed over together
 KEYS_BELIEVED = 8  # of a learner, beyond which a damaged certificate is no reason to look for claims
 
 
@@ -282,29 +282,38 @@ def claim_incarnation(keyring: Unsigned, learner: str, claim: ProcessClaim, floo
 
 @dataclass(frozen=True)
 class FoundOffer:
-    """The bytes of an offer; None: there is none yet, or (`damaged`) they are not what its learner wrote, though the
-    learner has published a later one, and so this one."""
+    """The bytes of an offer; None: there is none yet, or (`damaged`) it is lost or not what its learner wrote, though
+    the learner has published a later one, and so this one."""
 
     data: bytes | None
     damaged: bool = False
 
 
-def next_offer(keyring: Unsigned, learner: str, incarnation: int, seq: int) -> Steps[FoundOffer]:
+def next_offer(
+    keyring: Unsigned, learner: str, incarnation: int, seq: int, is_overdue: bool = False
+) -> Steps[FoundOffer]:
     """Look for the offer of this number. A learner publishes its offers one after the other, so a genuine one behind
-    up to DAMAGED_IN_A_ROW damaged ones shows that these were published, too."""
+    up to DAMAGED_IN_A_ROW damaged ones shows that these were published, too. So are lost ones, which are no sign of it
+    themselves: where an offer `is_overdue`, later ones are asked for without any."""
     there, data = yield from _read_offer(keyring, learner, incarnation, seq)
-    if data is not None or not there:
+    if data is not None or not (there or is_overdue):
         return FoundOffer(data)
-    for later in range(seq + 1, seq + 1 + DAMAGED_IN_A_ROW):
-        there, data = yield from _read_offer(keyring, learner, incarnation, later)
-        if not there:
-            return FoundOffer(None)
-        if data is not None:
-            break
-    else:
+    if not (yield from _is_published_beyond(keyring, learner, incarnation, seq, is_overdue)):
         return FoundOffer(None)
     _, again = yield from _read_offer(keyring, learner, incarnation, seq, LOOKS)  # the first bytes may be damaged
     return FoundOffer(again, damaged=again is None)
+
+
+def _is_published_beyond(keyring: Unsigned, learner: str, incarnation: int, seq: int, is_overdue: bool) -> Steps[bool]:
+    later = range(seq + 1, seq + 1 + DAMAGED_IN_A_ROW)
+    if is_overdue:
+        read = yield from together([_read_offer(keyring, learner, incarnation, number) for number in later])
+        return any(data is not None for _, data in read)
+    for number in later:  # mostly the first one decides
+        there, data = yield from _read_offer(keyring, learner, incarnation, number)
+        if data is not None or not there:
+            return data is not None
+    return False
 
 
 def _read_offer(

@@ -353,9 +353,10 @@ def read_log(run: RunFormat, known: RunState | None = None, most_s: float = inf)
     `most_s`: for a look at a slow store; the state is that of an earlier commit where no more were read in time."""
     until_s: float = most_s + (yield Now()) if most_s < inf else inf
     distrusted: set[str] = set()
+    start = known
     while True:
         trusting = trusting_none_of(run, distrusted)
-        state = (yield from hinted_snapshot(trusting)) if known is None else known
+        state = (yield from hinted_snapshot(trusting)) if start is None else start
         keys: set[str] = set() if known is not None else {state.epoch_key}
         far = state.n + LONG_WAY
         try:
@@ -374,15 +375,20 @@ def read_log(run: RunFormat, known: RunState | None = None, most_s: float = inf)
                 if newer is not None:
                     state, keys = newer, keys | {newer.epoch_key}
         except (RecordError, SignatureError):
+            if state.n < 0 and (newer := (yield from newest_snapshot(trusting, -1))) is not None:
+                start = newer  # the log's beginning is damaged
+                continue
             if not keys - {""} - distrusted:
                 raise
             distrusted |= keys
+            start = known
             continue
         if not keys & state.revoked.keys():
             if known is None:
                 check_format(run, state)
             return state
         distrusted |= state.revoked.keys()
+        start = known
 
 
 def check_format(run: RunFormat, state: RunState) -> None:

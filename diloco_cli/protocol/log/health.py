@@ -70,10 +70,11 @@ def shortest(norm: float, steps: int, in_steps: int) -> float:
     return norm * min(ratio, sqrt(ratio))
 
 
-def usual_norms(known: Known, deltas: Sequence[Measured], grows: float = GROWS) -> list[float]:
-    """What is usual for each of a slot's deltas, for its steps: `grows` times the median in memory
+def usual_norms(known: Known, deltas: Sequence[Measured], believed: Sequence[int], grows: float = GROWS) -> list[float]:
+    """What is usual for each of a slot's deltas, for its `believed` steps: `grows` times the median in memory
     or, among COMPARED or more, the median of the other deltas, whichever is less. 0: there is nothing yet. Beside so
-    many deltas the memory of fewer learners does not count: one that came first would say what is usual."""
+    many deltas the memory of fewer learners does not count: one that came first would say what is usual. The others
+    count for the steps that they state: an honest one that is believed in part would seem to be longer."""
     is_heard = len(deltas) < COMPARED or len(known) >= COMPARED
 
     @cache  # most deltas have the same few numbers of steps
@@ -83,9 +84,9 @@ def usual_norms(known: Known, deltas: Sequence[Measured], grows: float = GROWS) 
         return grows * upper_median(longest(*one, steps) for one in heard), here
 
     usual = []
-    for norm, steps in deltas:
+    for delta, steps in zip(deltas, believed, strict=True):
         remembered, here = measures(steps)
-        others = median_without(here, norm) if here else 0.0
+        others = median_without(here, longest(*delta, steps)) if here else 0.0
         usual.append(min(others, remembered) if others and remembered else others or remembered)
     return usual
 
@@ -105,8 +106,8 @@ def least_norms(deltas: Sequence[Measured]) -> list[float]:
 
 def times_usual(known: Known, inputs: Sequence[MergedOffer]) -> list[float]:
     """How many times as long as usual each input of a merge is; 0: there is nothing to compare it with yet."""
-    deltas = [(item.norm, max(1, item.counted_steps)) for item in inputs]
-    usual = usual_norms(known, deltas, grows=1.0)
+    deltas = [(item.norm, max(1, item.steps)) for item in inputs]
+    usual = usual_norms(known, deltas, [max(1, item.counted_steps) for item in inputs], grows=1.0)
     return [norm / than if than else 0.0 for (norm, _), than in zip(deltas, usual, strict=True)]
 
 
@@ -161,7 +162,7 @@ REASONS: dict[str, Refusal] = {
     "non_finite": Refusal("its payload holds values that are not finite", bad=True),
     "bad_norms": Refusal("the norms that it claims are not those of its values", bad=True),
     "no_weight": Refusal("it brings no steps"),
-    "bad_signature": Refusal("the offer is damaged: its learner has published the next one"),
+    "bad_signature": Refusal("the offer is lost or damaged: its learner has published a later one"),
     "bad_record": Refusal("the offer itself is not well formed", bad=True),
     "run_over": Refusal("the run ended"),
 }

@@ -5,7 +5,8 @@ missing must not be taken for the end (`whole_log`). While it waits, its heartbe
 
 Who holds a record puts it back: one that is missing by a create, so that nothing is ever replaced by it; over a damaged
 one, which no process can read, the same bytes. A syncer looks at what it holds again and again; others at what it
-wants, and while the log stands still, when there may be no syncer, at what all need (`Mender`).
+wants, and while the log stands still, when there may be no syncer, or one that waits for an offer that is lost, at what
+all need and at their own offers (`Mender`).
 
 The folder of a living run may be moved or removed, and another run begun in its place. So FORMAT.json is looked at
 first, and alone: nothing is put back unless the bucket is this run's, by FORMAT.json or by most of the newest commits.
@@ -15,10 +16,10 @@ commit 0 is there, too: else the run was removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from math import inf
+from math import ceil, inf
+from types import MappingProxyType
 
 from diloco_cli.errors import DilocoError, FencedError
 from diloco_cli.protocol.log.commit_log import RESTORE_HINT, parse_format, patiently, read_log
@@ -42,8 +43,9 @@ from diloco_cli.signing import LOG
 
 ASKED_FOR = 8  # commits behind the log's end
 LISTED = 64  # keys behind these
-NEWEST = 2  # commits, at each look
-IN_TURN = 6  # and older ones, so that all are looked at within a minute
+RECENT = 48  # commits that are looked at; more are kept, so that those of before the last look still are
+NEWEST = 2  # of them at each look
+IN_TURN = 8  # and older ones, so that all are looked at within a minute
 LOOKS_EVERY_S = 10.0  # or less often, so that a syncer's looks take no more than
 MOST_OF_TIME = 0.01  # of its time
 MOST_APART = 8  # slots, but LOOKS_EVERY_S at least: learners that cannot read a commit wait for the next look
@@ -66,9 +68,11 @@ VANISHED = (
 
 
 def records_per_look(slot_s: float) -> int:
-    """How many records a syncer looks at each LOOKS_EVERY_S: the format, and commits, all of them where they go out of
-    memory before their turn comes."""
-    return 1 + (COMMITS_KEPT if NEWEST * slot_s < LOOKS_EVERY_S else NEWEST + IN_TURN)
+    """How many records a syncer looks at each LOOKS_EVERY_S: the format, and recent commits, in turn or, where many are
+    new, all that were recent at the look before."""
+    if NEWEST * slot_s >= LOOKS_EVERY_S:
+        return 1 + NEWEST + IN_TURN
+    return 1 + min(COMMITS_KEPT, RECENT + ceil(LOOKS_EVERY_S / slot_s) if slot_s > 0 else COMMITS_KEPT)
 
 
 class GapError(RecordError):
@@ -79,13 +83,20 @@ class GapError(RecordError):
 
 
 def patient_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
-    """`read_log` for a daemon. It may have read before what it cannot read now: then it puts that back itself."""
+    """`read_log` for a daemon. It may have read before what it cannot read now: then it puts that back itself. The log
+    of a `run` with members ends nowhere before their admission."""
     mender = Mender(run)
+
+    def whole() -> Steps[RunState]:
+        state = yield from read_log(run, known)
+        if len(state.members) < len(run.members):
+            raise _gap(state.n + 1, max(filter(None, map(read_commit_key, run.kept)), default=state.n + 1), -1)
+        return state
 
     def asks(error: DilocoError) -> Steps[None]:
         yield from mender.mend(known or RunState(), wanted=[error.where or ""])
 
-    return (yield from patiently(partial(read_log, run, known), asks))
+    return (yield from patiently(whole, asks))
 
 
 def whole_log(run: RunFormat) -> Steps[RunState]:
@@ -189,7 +200,7 @@ class Mender:
     _told: set[str] = field(default_factory=set)
 
     def serve(self, state: RunState, now_s: float) -> Steps[None]:
-        """The syncer's look: at the format, at the newest commits, and at older ones in turn, or all of them. What it
+        """The syncer's look: at the format, at the newest commits, and at recent ones in turn, or all of them. What it
         does not hold, because it has begun behind it, it reads."""
         if now_s < self._next_s:
             return
@@ -198,10 +209,11 @@ class Mender:
             self._back_s = now_s + LOOKS_BACK_EVERY_S
             if (yield Get(commit_key(0), MAX_RECORD_BYTES)) is None:
                 self._say(f"{commit_key(0)} {VANISHED}")
-        is_fast, self._n = state.n - self._n > NEWEST, state.n
-        in_turn = COMMITS_KEPT if is_fast else IN_TURN  # which go out of memory before their turn comes
-        ages = {*range(NEWEST), *((self._turn + place) % COMMITS_KEPT for place in range(in_turn))}
-        self._turn += in_turn
+        num_new, self._n = state.n - self._n, state.n
+        ages = {*range(NEWEST), *((self._turn + place) % RECENT for place in range(IN_TURN))}
+        self._turn += IN_TURN
+        if num_new > NEWEST:
+            ages = {*range(min(COMMITS_KEPT, RECENT + num_new))}  # some would grow too old before their turn comes
         keys = [commit_key(state.n - age) for age in sorted(ages) if age <= state.n]
         yield from self.mend(state, [FORMAT_KEY, *keys])
         unknown = [key for key in dict.fromkeys((*keys, *self.wants)) if key not in self.run.kept]
@@ -215,9 +227,9 @@ class Mender:
         most_s = min(MOST_APART_S, MOST_APART * self._slot_s(state))
         self._next_s = after_s + max(LOOKS_EVERY_S, min(most_s, (after_s - now_s) / MOST_OF_TIME))
 
-    def follow(self, state: RunState, now_s: float) -> Steps[None]:
-        """The look of those who only read: at what the syncer wants; while there is no new commit, at the format and at
-        the newest commit, too."""
+    def follow(self, state: RunState, now_s: float, own: Callable[[], Mapping[str, bytes]] = dict) -> Steps[None]:
+        """The look of those who only read: at what the syncer wants; while there is no new commit, at the format, the
+        newest commit and their `own` records, too."""
         if state.n != self._n:
             self._n, self._still_since_s = state.n, now_s
         if now_s < self._next_s:
@@ -226,7 +238,10 @@ class Mender:
         said = yield from heard_from_syncer(self.run, state)
         wanted = () if said is None else said.wants[:MOST_WANTED]
         is_still = now_s >= self._still_since_s + max(STILL_S, 2 * self._slot_s(state))
-        yield from self.mend(state, [FORMAT_KEY, commit_key(state.n)] if is_still else (), wanted)
+        if is_still:
+            yield from self.mend(state, [FORMAT_KEY, commit_key(state.n)], wanted, own())
+        else:
+            yield from self.mend(state, wanted=wanted)
 
     def _slot_s(self, state: RunState) -> float:
         """As merges show it, else as it was planned."""
@@ -234,18 +249,25 @@ class Mender:
             return state.window.slot_s
         return max(i.local_steps * i.step_s for i in self.run.islands) / self.run.num_fragments
 
-    def mend(self, state: RunState, keys: Sequence[str] = (), wanted: Sequence[str] = ()) -> Steps[None]:
+    def mend(
+        self,
+        state: RunState,
+        keys: Sequence[str] = (),
+        wanted: Sequence[str] = (),
+        own: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> Steps[None]:
         """Put back what this process holds of these records, and before them FORMAT.json. `wanted`: by one who cannot
-        read them. Raises FencedError if another run was begun in the place of this one."""
+        read them; `own`: which nobody else writes. Raises FencedError if another run was begun in the place of this
+        one."""
         if not (keys or wanted) or FORMAT_KEY not in self.run.kept or not (yield from self._is_here(state)):
             return
         asked = {key: self.run.kept.get(key) for key in (*wanted, *keys) if key != FORMAT_KEY}
-        held = {key: mine for key, mine in asked.items() if mine is not None}
+        held = {**own, **{key: mine for key, mine in asked.items() if mine is not None}}
         found = yield from together([_harm(self.run, state, key, mine) for key, mine in held.items()])
         harms = {key: harm for key, (harm, _) in zip(held, found, strict=True) if harm}
         vanished = [key for key, harm in harms.items() if harm == "missing" and key not in wanted]
         if vanished and not (yield from self._has_log()):
-            self._say(f"commits are missing, {REMOVED}")
+            self._say(f"records are missing, {REMOVED}")
             harms = {key: harm for key, harm in harms.items() if key not in vanished}
         yield from together([self._put_back(key, held[key], harm) for key, harm in harms.items()])
 

@@ -29,7 +29,7 @@ from diloco_cli.store.port import HOLDER_BYTES, Created
 SCHEMA = 7  # of records: norms, revoked keys, one key an epoch, jumps of the loss, islands that join together
 FORMAT_SCHEMA = 9  # of FORMAT.json: the one that this version reads and writes
 MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
-COMMITS_KEPT = 32  # in the memory of each process that reads the log
+COMMITS_KEPT = 128  # in the memory of each process that reads the log
 
 RequestKind = Literal["stop", "resume", "quarantine", "readmit", "rollback", "gc", "revoke"]
 
@@ -461,13 +461,13 @@ def _refuse_other_schema(written: object, oldest: int, newest: int, where: str) 
         raise RecordError(
             f"written with schema {written}; this version reads up to {newest}",
             where=where,
-            hint="pip install --upgrade diloco",
+            hint="take a newer diloco from where this one came; this one: diloco --version",
         )
     if written < oldest:
         raise RecordError(
             f"this run was created by an older version (schema {written}); this version reads {newest} only",
             where=where,
-            hint="finish or export it with the version that created it (for 0.3.x: pip install 'diloco==0.3.2')",
+            hint="finish or export it with the version that created it",
         )
 
 

@@ -170,13 +170,15 @@ def _due(every_s: float, seconds: float) -> float:
     return 1 / max(1, ceil(every_s / seconds)) if seconds > 0 else 1.0
 
 
-def most_learners(work: MergeWork, machine: SyncerMachine, slot_s: float) -> int:
-    """The largest M whose merges keep to this slot, MAX_LEARNERS at most; 0 if not even one learner's do."""
+def most_learners(work: MergeWork, machine: SyncerMachine, slot_s: float, at_most: int = MAX_LEARNERS) -> int:
+    """The largest M up to `at_most` whose merges keep to this slot; 0 if not even one learner's do."""
 
     def holds(learners: int) -> bool:
         return shortest_slot(replace(work, learners=learners), machine, slot_s).seconds <= slot_s
 
-    low, high = 0, MAX_LEARNERS + 1  # holds(low), not holds(high)
+    if holds(at_most):
+        return at_most
+    low, high = 0, at_most  # holds(low), not holds(high)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)

@@ -4,14 +4,16 @@ A refusal is one of the words in REASONS (protocol/log/health.py). Weights: arXi
 
 Norm clipping: a delta longer than `sync.clip` times what is usual is scaled down to what is usual: the median of the
 slot's other deltas, where these are at least two, or of the norms that were merged before, over learners; the lesser of
-both counts, each for the steps that are believed of a delta (log/health.py, rules/belief.py). So while most learners
+both counts, for the steps that are believed of the delta (log/health.py, rules/belief.py). So while most learners
 are honest, no delta moves the parameters by more than `clip` times an honest one. Published as norm clipping of
 gradients (Pascanu et al. 2013, arXiv 1211.5063) and norm bounding of federated updates (Sun et al. 2019, arXiv
 1911.07963), which scale down to the bound itself; here a delta beyond the bound is no honest one.
 
 A delta that the slot's others exceed by the same factor weighs less in proportion: it would take its share of the
-weight and bring nothing. For this the stated steps count: beside few steps that are believed of another's long delta,
-all others would look short.
+weight and bring nothing.
+
+The others are measured for the steps that they state: beside few steps that are believed of a long delta, all others
+would look short, and a hostile one could be as long as that delta would be for as many steps.
 
 Clipping bounds lengths alone. A delta of usual length in a wrong direction is merged with its weight; the log states
 each delta's cosine to the others, and the held-out loss shows the harm (rules/divergence.py)."""
@@ -221,10 +223,10 @@ class DeltaShare:
 def judge(known: Known, deltas: Sequence[JudgedDelta], clip: float | Literal["none"]) -> list[DeltaShare]:
     """The verdicts on a slot's deltas, in their order. `known`: the fragment's memory as of the commit before. Exact,
     from logged figures alone."""
-    measured = [(delta.norm, delta.steps) for delta in deltas]
+    stated = [(delta.norm, delta.stated) for delta in deltas]
+    usual = usual_norms(known, stated, [delta.steps for delta in deltas])
     verdicts = []
-    least = least_norms([(delta.norm, delta.stated) for delta in deltas])
-    for delta, longer, shorter in zip(deltas, usual_norms(known, measured), least, strict=True):
+    for delta, longer, shorter in zip(deltas, usual, least_norms(stated), strict=True):
         weight = delta.weight
         if clip == "none":
             verdicts.append(DeltaShare(1.0, weight))

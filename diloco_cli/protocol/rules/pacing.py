@@ -143,6 +143,10 @@ class Observed:
         if offer.steps > 0:
             self._step_tokens = offer.tokens / offer.steps
 
+    def stood_still(self) -> None:
+        """Until now this learner may have paused."""
+        self._came.clear()
+
     def step_s(self) -> float:
         """Of a step as it is now; one outage does not count. 0: not known yet."""
         return median_low(self._token_s) * self._step_tokens if self._token_s else 0.0
@@ -159,6 +163,7 @@ class Pacer:
         self.pace, self._is_guess, self._since_s = Pace(self._guess_s), True, 0.0
         self._stale_after_slots = run.settings.sync.staleness_rounds * run.num_fragments
         self._observed: dict[str, Observed] = {}
+        self._took_part: dict[str, int] = {}  # learners in merges of this syncer's, with their last incarnation there
         self._merged_s: deque[float] = deque(maxlen=ROUNDS_SEEN * run.num_fragments + 1)
 
     def begin(self, window: Window | None, now_s: float) -> None:
@@ -183,6 +188,7 @@ class Pacer:
     def merged(self, state: RunState, offers: Sequence[Offer], facts: SlotFacts, now_s: float) -> None:
         """Moving averages from this syncer's clock, and from the participants' word on their links."""
         claimed_s = max(o.timings.upload_s + o.timings.adoption_s for o in offers)
+        self._leave_out_wait(offers, now_s)
         self._merged_s.append(now_s)
         sync_s = now_s - facts.now_s + min(claimed_s, max_exchange_s(self.pace, self._stale_after_slots))
         slot_s = self._slot_s(state, facts.alive, now_s)
@@ -190,14 +196,27 @@ class Pacer:
             self._measured(slot_s)
         self.pace = measured_pace(self.pace, slot_s, facts.quorum_took_s, sync_s)
 
+    def _leave_out_wait(self, offers: Sequence[Offer], now_s: float) -> None:
+        """Where there is no quorum without newcomers, the others waited for these, perhaps for hours, at the drift
+        bound. Then the time since the offers of those that waited for longer than a slot shows no pace."""
+        met = sum(self._took_part.get(offer.learner) == offer.incarnation for offer in offers)
+        self._took_part |= {offer.learner: offer.incarnation for offer in offers}
+        if met < self.run.settings.sync.quorum:
+            self._merged_s.clear()
+            for seen in self._observed.values():
+                if now_s - seen.last_s > self.pace.slot_s:
+                    seen.stood_still()
+
     def _slot_s(self, state: RunState, num_alive: int, now_s: float) -> float | None:
-        """The median over the islands that are alive; None: none is seen at work yet. One that is not seen yet counts
-        with the time for which it was not, up to the guess: so no fast island sets the pace before the others come."""
+        """The median over the islands that are alive and not kept out; None: none is seen at work yet. One that is not
+        seen yet counts with the time for which it was not, up to the guess: so no fast island sets the pace before the
+        others come."""
         run, within_s = state.with_members(self.run), alive_within_s(self.pace)
         found = [
             (seen.of_a_round, island.local_steps * step_s)
             for name, seen in self._observed.items()
             if now_s - seen.last_s <= within_s
+            and state.learner(name).quarantined is None
             and (step_s := seen.step_s()) > 0
             and (island := run.island(name)) is not None
         ]

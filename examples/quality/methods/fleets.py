@@ -92,13 +92,19 @@ class PacedFleet:
         self.world.store.create(FORMAT_KEY, encode(self.run))
         arithmetic = self.ports.arithmetic or TraceArithmetic(self.run.num_fragments)
         syncer = Syncer(
-            self.run, self._claim(), arithmetic, NoEvaluator(), lambda: THEN, self._nonce, on_commit=self._committed
+            replace(self.run, kept={}),
+            self._claim(),
+            arithmetic,
+            NoEvaluator(),
+            lambda: THEN,
+            self._nonce,
+            on_commit=self._committed,
         )
         self.world.start("syncer", syncer.serve())
         for name in self.pacings:
             lanes = VirtualLanes(lambda steps, name=name: self.world.start(name, steps))  # type: ignore[misc]
             learner = (StreamingLearner if self.pacings[name].waits else Learner)(
-                self.run,
+                replace(self.run, kept={}),  # each process has read its own
                 name,
                 self._claim(),
                 PacedTraining(self, name, self.ports.training(name)),

@@ -84,7 +84,7 @@ def test_rails_refuse_with_a_reason(action, target, options, part):
         ("pause", SUPERVISOR, {}),
         ("disturb", ALIVE, {}),
         ("revive", PAUSED, {}),
-        ("revive", replace(ALIVE, disturbed=True), {}),
+        ("revive", replace(ALIVE, disturbed="slow"), {}),
         ("revive", replace(DEAD, held=True), {}),
     ],
 )
@@ -126,10 +126,10 @@ def test_the_calls_of_a_living_unit_are_disturbed_until_it_is_revived(tmp_path, 
     try:
         eventually(lambda: b"answered" in log_path(RUN, "iowa").read_bytes())
         entry = execute(plan_disturbance(RUN, "iowa", "partition", 60.0), seed=5)
-        assert entry.verified and find_target(RUN, "iowa").disturbed
+        assert entry.verified and find_target(RUN, "iowa").disturbed == "partition"
         log_path(RUN, "iowa").write_bytes(b"")
         eventually(lambda: b"cut off from the store" in log_path(RUN, "iowa").read_bytes())
-        assert revive(plan_revive(RUN, "iowa")).continued and not find_target(RUN, "iowa").disturbed
+        assert revive(plan_revive(RUN, "iowa")).cleared and not find_target(RUN, "iowa").disturbed
         log_path(RUN, "iowa").write_bytes(b"")
         eventually(lambda: b"answered" in log_path(RUN, "iowa").read_bytes())
         assert next((one.fault, one.healed) for one in read_entries(RUN)) == ("partition", True)
@@ -205,6 +205,20 @@ def test_a_pause_without_end_lasts_until_it_is_revived(start_unit_of):
     assert revival.continued
     assert not is_paused(identity)
     assert is_alive(identity)
+
+
+def test_a_pause_that_does_not_end_is_told_beside_calls_that_are_healed(start_unit_of, monkeypatch):
+    _, identity = start_unit_of(RUN, "iowa")
+    monkeypatch.setattr(faults, "CALLS_WITHIN_S", 0.1)
+    disturbance = plan_disturbance(RUN, "iowa", "slow", 60.0, factor=2.0)
+    execute(disturbance)
+    execute_pause(plan_pause(RUN, "iowa"))
+    with monkeypatch.context() as deaf:
+        deaf.setattr(faults, "resume_process", lambda identity: False)
+        revival = revive(plan_revive(RUN, "iowa"))
+    assert (revival.continued, revival.cleared, revival.entry.verified) == (False, True, False)
+    assert is_paused(identity) and all(entry.healed is None for entry in read_entries(RUN))
+    assert revive(plan_revive(RUN, "iowa")).continued
 
 
 def test_a_pause_with_an_end_lasts_as_long_as_asked(start_unit_of):

@@ -15,7 +15,16 @@ import pytest
 from diloco_cli.chaos import storm
 from diloco_cli.chaos.actions import execute, plan_kill, plan_pause, read_entries, record_plan
 from diloco_cli.chaos.faults import Kill, Target, find_target
-from diloco_cli.chaos.storm import Storm, forbidden, heal_after_death, not_training, refuse_untouchable, storm_lock
+from diloco_cli.chaos.storm import (
+    LOADS,
+    SILENT,
+    Storm,
+    forbidden,
+    heal_after_death,
+    not_training,
+    refuse_untouchable,
+    storm_lock,
+)
 from diloco_cli.cli.arguments import open_run
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import RefusedError, TryAgainError
@@ -27,6 +36,7 @@ from diloco_cli.protocol.log.records import encode
 from diloco_cli.runtime.processes import Identity, is_paused
 from diloco_cli.runtime.registry import is_held, remember_run
 from diloco_cli.store.local import LocalStore
+from diloco_cli.store.port import StoreUnavailableError
 from diloco_cli.syncer.operator import Operator
 from tests.cli.bucket import make_bucket
 from tests.waiting import wait_until
@@ -97,7 +107,7 @@ def test_rails_count_what_lives_now(targets: list[Target], constraints: dict[str
     assert part in said and bool(said) == bool(part)
 
 
-def test_a_learner_that_loads_is_not_alive_for_min_alive(tmp_path: Path) -> None:
+def test_a_learner_that_loads_is_not_alive_for_min_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what its present process has said counts."""
     url, own = make_bucket(tmp_path / "bucket/nano"), os.getpid()
     store = LocalStore(tmp_path / "bucket/nano")
@@ -112,13 +122,29 @@ def test_a_learner_that_loads_is_not_alive_for_min_alive(tmp_path: Path) -> None
     ):
         says(name, state, pid)
     targets = [Target(url, name, "learner", Identity(own, ""), "running") for name in names]
-    unready = not_training(url, targets)
-    assert unready == {"loads", "before", "silent"}
+    trained = set[tuple[str, int | None]]()
+    unready = not_training(url, targets, trained)
+    assert unready == dict.fromkeys(("loads", "before", "silent"), LOADS) and trained == {
+        ("trains", own),
+        ("waits", own),
+    }
     fault = Injection(0, 0.0, "kill", ("trains",))
     assert forbidden(fault, targets, story(min_alive=1), unready) == ""
     assert forbidden(fault, targets, story(min_alive=2), unready) == "fewer than 2 learners would train here"
     cut = Injection(0, 0.0, "partition", ("loads",), for_s=1.0)
     assert forbidden(cut, targets, story(), unready).startswith("loads does not train yet")
+
+    class Silent(LocalStore):
+        def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+            raise StoreUnavailableError("no answer")
+
+    monkeypatch.setattr(storm, "open_store", lambda url: Silent(tmp_path / "bucket/nano"))
+    unready = not_training(url, targets, trained)
+    assert unready == dict.fromkeys(("loads", "before", "silent"), SILENT), "what has said that it trains does so still"
+    assert forbidden(fault, targets, story(min_alive=1), unready) == ""
+    said = forbidden(fault, targets, story(min_alive=2), unready)
+    assert said == f"fewer than 2 learners would train here; of before, loads, silent {SILENT}"
+    assert forbidden(cut, targets, story(), unready) == f"loads may not train yet: {SILENT}"
 
 
 def test_units_that_die_together_die_at_once(run: str, monkeypatch: pytest.MonkeyPatch) -> None:

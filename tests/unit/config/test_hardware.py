@@ -24,11 +24,13 @@ from diloco_cli.errors import UsageError
 
 # (bf16 TFLOP/s, else fp16, else fp32; GB) as the vendors' data sheets have them, typed again from those
 SHEETS = {
-    "V100-SXM2-16GB": (125, 16), "V100-SXM2-32GB": (125, 32), "T4": (65, 16), "L4": (121, 24), "A10": (125, 24),
+    "V100-SXM2-16GB": (125, 16), "V100-SXM2-32GB": (125, 32), "V100-PCIe-16GB": (112, 16),
+    "V100-PCIe-32GB": (112, 32), "T4": (65, 16), "L4": (121, 24), "A10": (125, 24),
     "A10G": (70, 24), "A40": (149.7, 48), "RTX-A6000": (154.8, 48), "A100-40GB": (312, 40), "A100-80GB-SXM": (312, 80),
     "A100-80GB-PCIe": (312, 80), "L40S": (362, 48), "H100-SXM": (989, 80), "H100-PCIe": (756, 80),
-    "H100-NVL": (835, 94), "H200": (989, 141), "GH200-96GB": (989, 96), "GH200-141GB": (989, 141),
-    "B200": (2250, 180), "GB200": (2500, 186), "B300": (2250, 288), "RTX-3090": (71, 24), "RTX-4090": (165.2, 24),
+    "H100-NVL": (835, 94), "H200": (989, 141), "H200-NVL": (835, 141), "GH200-96GB": (989, 96),
+    "GH200-141GB": (989, 141), "B200": (2250, 180), "GB200": (2500, 186), "B300": (2250, 288),
+    "RTX-3090": (71, 24), "RTX-4090": (165.2, 24),
     "RTX-5090": (209.5, 32), "MI250X": (191.5, 64), "MI300X": (1307, 192), "MI325X": (1307, 256),
     "MI355X": (2500, 288), "TPU-v4": (275, 32), "TPU-v5e": (197, 16), "TPU-v5p": (459, 95), "TPU-v6e": (918, 32),
     "TPU-v7": (2307, 192), "Trainium1": (190, 32), "Trainium2": (667, 96), "Trainium3": (671, 144),
@@ -50,7 +52,7 @@ def test_the_catalogue_holds_these_devices_and_figures():
     assert {n: d.achievable for n, d in catalogue().devices.items() if d.achievable} == ACHIEVABLE
 
 
-@pytest.mark.parametrize("name", ["V100-SXM2-32GB", "T4"])
+@pytest.mark.parametrize("name", ["V100-SXM2-32GB", "V100-PCIe-16GB", "T4"])
 def test_devices_without_bf16_say_so_and_have_an_fp16_peak(name):
     device = find_device(name, {})
     assert (device.bf16_tflops, device.note) == (None, "no bf16") and device.fp16_tflops

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.config.hardware import Accelerators, Device
+from diloco_cli.config.hardware import Accelerators, Device, Fabric
 from diloco_cli.config.inventory_file import inventory_to_text, load_inventory
 from diloco_cli.config.settings import (
     Inventory,
@@ -40,8 +40,11 @@ SHARED = {
     "mfu": st.none() | st.floats(min_value=0.001, max_value=0.999),
     "tokens_per_s": MAYBE,
 }
+FABRICS = st.sampled_from([None, Fabric("ethernet"), Fabric(gbps=400.0), Fabric(gbps=0.5)])
 ISLANDS = st.lists(
-    st.builds(IslandSettings, name=NAMES, nodes=st.integers(1, 1000), **SHARED), max_size=4, unique_by=lambda i: i.name
+    st.builds(IslandSettings, name=NAMES, nodes=st.integers(1, 1000), fabric=FABRICS, **SHARED),
+    max_size=4,
+    unique_by=lambda i: i.name,
 )
 LAB = Site(
     "slurm", "ssh a@lab", "/x y", "a: b # c", options={"time": "1:00:00", "exclusive": True, "pod": {"a": [1, None]}}

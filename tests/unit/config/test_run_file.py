@@ -387,6 +387,10 @@ def test_a_relative_place_is_beside_the_run_file(tmp_path: Path) -> None:
         ("data={text: gs://bucket/a.txt}", "data.text: must be a path on this machine"),
         ("data={tokens: a, args: {b: 1}}", "args belong to an entrypoint"),
         ("model={preset: vit-nano, vocabulary: 9}", "vocabulary belongs to a preset that reads text"),
+        (
+            "model={parameters: 1M, layers: 2, width: 1024, sequence: 128, vocabulary: 2000}",
+            "vocabulary x width = 2,048,000 parameters leaves none of the model's 1,000,000",
+        ),
         ("model.vocabulary=100", "model.vocabulary: 100 is too small: python-stdlib has 256 bytes"),
     ],
 )  # fmt: skip

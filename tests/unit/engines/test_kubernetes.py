@@ -31,7 +31,7 @@ IOWA = JobSpec(
     memory_gb=96,
     key=Path("/here/nano-jobs/iowa.key"),
 )
-SYNCER = replace(IOWA, unit="syncer-0", nodes=1, cores=2, gpus=0, memory_gb=6, key=None)
+SYNCER = replace(IOWA, unit="syncer-0", nodes=1, cores=2, gpus=0, memory_gb=6, key=None, busy_cores=0.1)
 OPTIONS = {
     "namespace": "ml",
     "queue": "spot",
@@ -60,6 +60,14 @@ def test_a_name_is_a_hosts_name_whatever_the_run_and_the_unit_are_called() -> No
     long = [replace(IOWA, run_name="r" * 63, unit=unit) for unit in ("u" * 63, "u" * 62 + "v")]
     names = {job_name(spec) for spec in [*long, replace(IOWA, run="gs://other/nano"), IOWA]}
     assert len(names) == 4 and max(map(len, names)) + len("-99999") <= 63
+
+
+@pytest.mark.parametrize(("busy", "cpu"), [(0.0, "0.25"), (0.404, "0.4"), (3.0, "2"), (None, "2")])
+def test_a_syncer_asks_for_what_the_plan_keeps_busy_and_for_a_quarter_of_a_core_at_least(
+    busy: float | None, cpu: str
+) -> None:
+    (job,) = documents(replace(SYNCER, busy_cores=busy), "i", {})
+    assert job["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] == cpu
 
 
 def test_what_a_bucket_says_is_no_variable_of_the_pod() -> None:

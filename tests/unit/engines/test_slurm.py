@@ -109,6 +109,40 @@ def test_memory_is_asked_for_where_slurm_knows_of_it(monkeypatch: pytest.MonkeyP
     slurm.counts_memory.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("states", "is_taken"),
+    [
+        ("drained\n", True),
+        ("down*\ndraining\n", True),
+        ("drained\nidle\n", False),  # one node is left, and it, too, has less than what is asked for
+        ("idle\nmixed\nallocated\n", False),
+        ("", False),
+    ],
+)
+def test_what_waits_for_a_partition_that_is_out_is_taken(
+    monkeypatch: pytest.MonkeyPatch, states: str, is_taken: bool
+) -> None:
+    """sbatch takes it, and `--test-only` says that the partition has no such nodes."""
+
+    def played(words: Sequence[str], given: str = "", *, refusal: type[Exception], **others: object) -> str:
+        if "--test-only" in words:
+            raise refusal("sbatch: allocation failure: Requested node configuration is not available")
+        assert words[-2:] == ("-p", "h100")
+        return states if "%T" in words else "64000\n"
+
+    monkeypatch.setattr(slurm, "run_tool", played)
+    monkeypatch.setattr(slurm, "tool_directory", lambda name: Path("/opt/slurm/bin"))
+    slurm.counts_memory.cache_clear()
+    if is_taken:
+        Slurm().check(IOWA)
+    else:
+        with pytest.raises(UsageError, match="node configuration is not available") as error:
+            Slurm().check(IOWA)
+        assert f"{IOWA.memory_gb} GB); what nodes have: sinfo" in error.value.hint
+        assert error.value.hint.endswith("for all the memory that a node has: SBATCH_MEM_PER_NODE=0")
+    slurm.counts_memory.cache_clear()
+
+
 def line(state: str, reason: str = "None", number: str = "7", name: str = "iowa", node: str = "n1") -> str:
     return f"{number}|{job_names('nano', RUN)}{name}|{state}|{reason}|{node}|{ME}|diloco {RUN}"
 

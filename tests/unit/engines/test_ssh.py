@@ -16,7 +16,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.engines import ssh
 from diloco_cli.engines.port import Job, JobSpec, JobState
 from diloco_cli.engines.ssh import Ssh, read_jobs, render, tails_of
-from diloco_cli.errors import TryAgainError, UsageError
+from diloco_cli.errors import RefusedError, TryAgainError, UsageError
 from tests.waiting import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -156,8 +156,10 @@ def test_a_site_says_what_comes_before_it_and_where_it_works(home: Path) -> None
     leaves = "sleep 600 > left 2>&1 & echo $! >> pids"  # as an agent for keys does
     site = Ssh("ssh/lab", "box", f"export WHERE='in the lab'; echo loaded; cat; {leaves}", "my runs")
     site.check(IOWA)
-    beside = site.run_in(site.submit(IOWA), ("echo", "a  b", "$(id)"), 10.0)
-    assert beside == "a  b $(id)\n"
+    job = site.submit(IOWA)
+    assert site.run_in(job, ("echo", "a  b", "$(id)"), 10.0) == "a  b $(id)\n"
+    with pytest.raises(RefusedError, match="no folder, or two, of unit iowa with process 1"):
+        site.run_in(replace(job, id="1"), ("echo",), 10.0)
     wait_until(lambda: is_("ENDED", site))
     assert next(home.rglob("log")).read_text() == f"loaded\nin the lab {home}/my runs\n"
     for pid in (home / "pids").read_text().split():

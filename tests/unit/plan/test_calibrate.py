@@ -82,3 +82,28 @@ def test_another_runs_islands_or_no_tokens_are_refused() -> None:
         calibrate(PLAN, measured(MeasuredIsland("elsewhere", 1.0, 1, 1, 1)))
     with pytest.raises(UsageError, match="merged nothing yet"):
         calibrate(PLAN, measured(MeasuredIsland("iowa", 1.0, 1, 1, 1), tokens=0))
+
+
+def test_links_are_corrected_as_far_as_bytes_took_the_time() -> None:
+    """50 MB in 2 s and a round trip of 5 ms; an emulated link is what it is stated to be."""
+    slow = MeasuredIsland("iowa", 1.0, 1, 1, 1, sent_bytes=50e6, upload_s=2.005, adoption_s=1.0)
+    link = replace(IOWA.link, rtt_s=0.005)
+    plans = [make_plan(RUN, fleet(replace(IOWA, link=each)), MODEL) for each in (link, replace(link, emulate=True))]
+    found, emulated = (calibrate(plan, measured(slow)) for plan in plans)
+    assert found.inventory.islands[0].link == replace(link, up_bps=pytest.approx(200e6))
+    assert emulated.inventory.islands[0].link.up_bps == link.up_bps
+    exchange = {row.what: row for row in found.comparison}["iowa: exchange, s"]
+    assert (exchange.predicted, exchange.measured) == (plans[0].islands[0].transfer_s, pytest.approx(3.005))
+    of_calls = calibrate(plans[0], measured(replace(slow, sent_bytes=1e3, upload_s=0.012)))
+    assert of_calls.inventory.islands[0].link == link
+    unheard = calibrate(plans[0], measured(MeasuredIsland("iowa", 1.0, 1, 1, 1)))
+    assert unheard.inventory.islands[0].link == link
+    assert {row.what: row for row in unheard.comparison}["iowa: exchange, s"].measured is None
+
+
+def test_how_long_failed_processes_were_gone_is_the_restart() -> None:
+    seen, unseen = (calibrate(PLAN, measured(MeasuredIsland("iowa", 1.0, 1, 1, 5, down_s=s))) for s in (37.0, None))
+    assert seen.inventory.islands[0].restart_s == 37.0
+    assert unseen.inventory.islands[0].restart_s == IOWA.restart_s
+    once = calibrate(PLAN, measured(MeasuredIsland("iowa", 1.0, 1, 1, 2, down_s=37.0)))
+    assert once.inventory.islands[0].restart_s == IOWA.restart_s

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
+from diloco_cli.cli.plan_view import answer
 from diloco_cli.cli.preflight import refuse_unfit
 from diloco_cli.config.codec import replace
-from diloco_cli.config.hardware import Accelerators, Device
+from diloco_cli.config.hardware import Accelerators, Device, find_device
+from diloco_cli.config.models import facts_from_numbers
 from diloco_cli.config.settings import Inventory, IslandSettings, LocalMachine, StoreSettings
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.launch.plan_files import islands_of
-from diloco_cli.plan.candidates import busy_cores, candidates, share_of_cores, shared_cores
+from diloco_cli.plan.candidates import busy_cores, candidates, share_of_cores, shared_cores, usual_mfu
 from diloco_cli.plan.planner import make_plan
+from tests.studies.speeds import close, compared, published
 from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, fleet, island
 
 TPU = island("tpu", "TPU-v5e", 4)
@@ -66,10 +71,10 @@ def test_a_device_of_ones_own_is_launched_as_what_torch_calls_it() -> None:
     assert islands_of(make_plan(RUN, fleet(OLD), MODEL), {"old": 1.0})[0].accelerator == "V100-SXM2-16GB"
 
 
-def test_checkpointing_takes_a_quarter_of_the_planned_speed_unless_that_was_measured() -> None:
+def test_checkpointing_takes_a_tenth_of_the_planned_speed_unless_that_was_measured() -> None:
     train = replace(RUN.train, checkpointing=True)
     slower = make_plan(replace(RUN, train=train), fleet(IOWA), MODEL).islands[0].tokens_per_s
-    assert slower == pytest.approx(0.75 * make_plan(RUN, fleet(IOWA), MODEL).islands[0].tokens_per_s)
+    assert slower == pytest.approx(0.9 * make_plan(RUN, fleet(IOWA), MODEL).islands[0].tokens_per_s)
     measured = replace(IOWA, tokens_per_s=4e5)
     assert make_plan(replace(RUN, train=train), fleet(measured), MODEL).islands[0].tokens_per_s == 4e5
 
@@ -124,3 +129,42 @@ def test_speeds_are_shared_only_where_the_inventory_knows_the_machine():
     assert {c.share for c in candidates(RUN, inventory, MODEL)} == {1.0}
     known = candidates(RUN, replace(inventory, local=LocalMachine(2)), MODEL)
     assert [c.share for c in known] == pytest.approx([0.9 * 2 / 6] * 2)
+
+
+def test_speeds_that_nobody_measured_are_those_of_public_runs() -> None:
+    """Of the third that the catalogue was not made of; and the catalogue has the median of the others."""
+    rows = compared(published())
+    held_out = [row for row in rows if not row.run.fitted]
+    assert len(held_out) >= 10 and close(held_out) >= 0.8
+    assert all(row.fits for row in held_out)
+    assert [row.run.parameters for row in rows if not row.fits] == [29_975_214_080]  # on eight A100 of 80 GB
+    for device in ("A100-80GB-SXM", "H100-SXM", "RTX-4090"):
+        found = [row.run.mfu() for row in rows if row.run.device == device and row.run.fitted]
+        assert find_device(device, {}).mfu == pytest.approx(median(found), abs=0.011)
+
+
+def test_an_h100_is_as_much_faster_than_an_a100_as_in_print() -> None:
+    speeds = {(r.device, r.parameters, r.sequence): (r.tokens_per_s, r.planned().tokens_per_s / r.devices)
+              for r in published()}  # fmt: skip
+    pairs = [(speeds["H100-SXM", *rest], speeds["A100-80GB-SXM", *rest])
+             for device, *rest in speeds if device == "H100-SXM" and ("A100-80GB-SXM", *rest) in speeds]  # fmt: skip
+    assert len(pairs) >= 6
+    for (seen, planned), (of_a100, planned_of_a100) in pairs:
+        assert planned / planned_of_a100 == pytest.approx(seen / of_a100, rel=0.15)
+
+
+def test_a_small_model_does_not_keep_a_fast_device_busy_and_eager_kernels_are_slower() -> None:
+    device, train = find_device("H100-SXM", {}), replace(RUN.train, compile=True)
+    large, small = (usual_mfu(device, 989, facts_from_numbers(n, 12, 768, 1024), train) for n in (10**11, 124_000_000))
+    assert large == pytest.approx(device.mfu, rel=0.01) and 0.4 < small / large < 0.5
+    assert usual_mfu(device, 989, MODEL, RUN.train) == pytest.approx(0.86 * usual_mfu(device, 989, MODEL, train))
+    plan = make_plan(RUN, fleet(replace(IOWA, mfu=None)), MODEL)
+    assert "MFU 0.35 (as public runs: 0.46 of large models, compiled)" in plan.assumptions[0].text
+    assert "speeds: 1 as public runs" in " ".join(answer(plan))
+
+
+def test_the_mfu_of_runs_in_bf16_is_a_guess_for_fp32() -> None:
+    run = replace(RUN, train=replace(RUN.train, precision="fp32"))
+    plan = make_plan(run, fleet(replace(IOWA, mfu=None)), MODEL)
+    assert plan.assumptions[0].mark == "guessed" and "(MFU guessed)" in plan.assumptions[0].text
+    assert "speeds: 1 guessed" in " ".join(answer(plan))

@@ -10,7 +10,7 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators
-from diloco_cli.config.settings import IslandSettings, RegionSettings
+from diloco_cli.config.settings import IslandSettings, Link, RegionSettings
 from diloco_cli.plan import flow
 from diloco_cli.plan.candidates import availability_of, candidates
 from diloco_cli.plan.flow import (
@@ -19,6 +19,7 @@ from diloco_cli.plan.flow import (
     SYNCERS_LOOKS,
     Fleet,
     busy_share,
+    catching_up_s,
     costs,
     kept_in_flight,
     looks_per_s,
@@ -29,7 +30,7 @@ from diloco_cli.plan.flow import (
 )
 from diloco_cli.plan.link import moment_bytes
 from diloco_cli.plan.planner import explain, make_plan
-from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, SPOT, fleet, with_sync
+from tests.unit.plan.fleets import FAST, IOWA, MODEL, OLD, RUN, SPOT, fleet, with_sync
 
 UTILISATIONS = (50, 75, 90, 95, 99)
 # Gbit/s needed by decoupled learners for these utilisations: arXiv 2604.21428, table 13, 5B parameters.
@@ -144,7 +145,10 @@ def test_requests_are_counted_from_the_protocol() -> None:
     assert writes == pytest.approx((per_slot_written / slot + 3 / 3) * DAY_S)  # and three heartbeats each 3 s
     assert 1.5 < slot < 5  # so the rare looks come once a slot, and the fences each 5 s
     of_learners = 2 * ((5.2 + 1) / slot + 1 / 5 + 1 / 10)
-    of_syncer = 2 * (3.8 + 1) / slot + 2 / slot + 2 / 2 + 33 / 10  # requests and successors each 2 s, 33 records
+    of_syncer = 2 * (3.8 + 1) / slot + 2 / slot + 2 / 2  # requests and successors each 2 s
+    of_syncer += (
+        49 + math.ceil(10 / slot)
+    ) / 10  # the format, 48 recent commits, and those that came since the last look
     assert reads == pytest.approx((of_learners + of_syncer) * DAY_S)
 
 
@@ -206,6 +210,24 @@ def test_an_island_in_its_buckets_region_pays_no_egress() -> None:
     assert [any("downloads out of the store's region" in text for text in each) for each in texts] == [False, True]
 
 
+def test_downloads_out_of_the_buckets_region_are_charged_and_a_region_has_a_price_for_its_islands() -> None:
+    inventory = fleet(IOWA, replace(SPOT, region="eu"))
+    prices = {"here": RegionSettings(egress_per_gb=0.12), "eu": RegionSettings(egress_per_gb=0.08)}
+    priced = replace(inventory, store=replace(inventory.store, region="here"), regions=prices)
+    made = make_plan(RUN, priced, MODEL)
+    of, m, version_gb = {i.name: i for i in made.islands}, made.money, 2 * DAY_S / made.schedule.round_s
+    assert (of["iowa"].egress_per_day, of["iowa"].downloads_per_day) == (0.0, 0.0)
+    assert of["spot"].egress_per_day == pytest.approx((version_gb + 8 / 20 * DAY_S / made.schedule.round_s) * 0.08)
+    assert of["spot"].downloads_per_day == m.downloads_per_day == pytest.approx(version_gb * 0.12)
+    assert m.downloads_gb_per_day == pytest.approx(version_gb)
+    free = replace(priced, islands=tuple(replace(i, egress_per_gb=0.0) for i in priced.islands))
+    assert {i.egress_per_day for i in make_plan(RUN, free, MODEL).islands} == {0.0}  # a stated 0 is a price, too
+    unpriced = make_plan(RUN, inventory, MODEL)
+    assert m.total > unpriced.money.total and unpriced.money.downloads_per_day == 0.0
+    said = [any("downloads out of" in a.text for a in plan.assumptions) for plan in (made, unpriced)]
+    assert said == [False, True]
+
+
 def test_what_crosses_between_buckets_is_charged_where_it_leaves() -> None:
     inventory = fleet(replace(IOWA, egress_per_gb=0.05), replace(SPOT, region="eu", egress_per_gb=0.02))
     store, prices = replace(inventory.store, region="here"), {"here": RegionSettings(egress_per_gb=0.12)}
@@ -221,3 +243,17 @@ def test_what_crosses_between_buckets_is_charged_where_it_leaves() -> None:
         assert eval(explained[name].numbers) == pytest.approx(explained[name].value, rel=1e-3)  # plain arithmetic
     shared = make_plan(RUN, replace(inventory, store=store, regions={**prices, "eu": RegionSettings()}), MODEL)
     assert (shared.money.mirrors_gb_per_day, shared.money.mirrors_per_day) == (0.0, 0.0)
+
+
+def test_a_failure_costs_the_more_the_fuller_the_downlink() -> None:
+    """As in virtual time, in rounds; an island that does not fail loses nothing by it."""
+    assert [catching_up_s(busy, 1.0) for busy in (0.5, 0.7, 0.8, 0.9, 0.95)] == pytest.approx(
+        [0.6, 1.4, 2.4, 5.4, 10.4], rel=0.1
+    )
+    for mtbf_s, share in ((None, 1.0), (10_800.0, 0.977)):
+        narrow, wide = (
+            run_fleet(candidates(RUN, fleet(replace(IOWA, mtbf_s=mtbf_s, link=link)), MODEL), RUN.sync, MODEL).flows[0]
+            for link in (Link(2e9, 0.18e9, 0.005), FAST)
+        )
+        lost = (narrow.after_failures / narrow.after_link) / (wide.after_failures / wide.after_link)
+        assert lost == pytest.approx(share, abs=0.003)

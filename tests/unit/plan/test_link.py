@@ -261,7 +261,9 @@ def test_beyond_its_pace_less_is_merged() -> None:
 def test_what_is_kept_is_what_an_offer_may_hold() -> None:
     assert [kept_at_pace(SyncSettings(), load) for load in (0.5, 1.0, 6.0)] == [1.0, 1.0, 1.0]
     assert kept_at_pace(SyncSettings(), 16.0) == 0.375  # an offer holds 8 rounds at most, 3/4 of that as seen
-    assert [waiting_s(1.0, spent_s) for spent_s in (0.1, 1.0, 3.0)] == pytest.approx([0.01, 1.0, 3.0])
+    assert [waiting_s(1.0, spent_s) for spent_s in (0.1, 0.75, 1.0, 3.0)] == pytest.approx(
+        [0.0, 0.08, 0.33, 3.0], abs=0.005
+    )
 
 
 def test_the_machine_is_what_the_inventory_states_and_a_guess_elsewhere() -> None:

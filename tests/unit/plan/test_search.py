@@ -66,7 +66,7 @@ def test_an_island_with_short_steps_does_not_ruin_the_round_of_the_others() -> N
 
 
 def kept_limits(found: Fleet, run: RunSettings) -> bool:
-    """The syncer at most four fifths busy, lanes seven tenths, a hundred rounds."""
+    """The syncer, lanes, a hundred rounds."""
     load, round_s = load_of_round(MODEL, found.sync, run.train.inner), found.schedule.round_s
     lanes = [load.busy_s(c.link) / max(round_s, c.step_s) for c in found.kept]
     rounds = run.train.tokens / (found.tokens_per_s * found.served_round_s)
@@ -102,6 +102,16 @@ def test_many_islands_are_searched_within_a_bound_and_not_much_worse(monkeypatch
     assert few * 0.95 <= many <= few * 1.01
 
 
+def test_of_many_islands_more_take_part_where_only_more_fragments_fit_their_memory() -> None:
+    """No rank has room for 24 fragments on their way, so that a ranking by these would name nobody."""
+    model = facts_from_numbers(70_000_000_000, 80, 8192, 2048)
+    islands = [island(f"i{n:03}", "H200", 8, 2048 * 3200, nodes=100, infra="slurm/p") for n in range(200)]
+    run = replace(with_sync(every=24), train=replace(RUN.train, tokens=15 * 10**12))
+    assert not any(each.can_train for each in candidates(run, fleet(*islands), model))
+    found = search(run, fleet(*islands), model, frozenset(SEARCHED), Goal(), max_work=20_000)
+    assert found is not None and HEADROOM * 0.9 <= found.syncer_load <= HEADROOM and found.tokens_per_s > 24e6
+
+
 def test_of_many_islands_those_are_left_out_that_set_too_fast_a_pace() -> None:
     """With H given, slots of four quick islands would be a fourth of what the syncer of forty others can hold."""
     quick = [island(f"q{n}", batch=16_384) for n in range(4)]
@@ -109,6 +119,14 @@ def test_of_many_islands_those_are_left_out_that_set_too_fast_a_pace() -> None:
     plan = make_plan(RUN, fleet(*quick, *others), MODEL)
     best = make_plan(RUN, fleet(*others), MODEL)
     assert plan.prediction.tokens_per_s >= 0.99 * best.prediction.tokens_per_s
+
+
+def test_of_many_islands_the_many_quick_ones_do_not_set_the_pace_of_a_free_search() -> None:
+    """A syncer carries few of the large ones in the longest round that a quick one makes."""
+    quick = [island(f"q{n:03}", "L40S", batch=8_192) for n in range(120)]
+    large = [island(f"i{n:02}", batch=1_048_576, nodes=8, infra="slurm/p") for n in range(40)]
+    both, alone = (search(RUN, fleet(*each), MODEL, frozenset(SEARCHED), Goal()) for each in ([*quick, *large], large))
+    assert both and alone and both.effective_tokens_per_s >= 0.98 * alone.effective_tokens_per_s
 
 
 def test_nothing_overloads_its_syncer_while_something_else_need_not() -> None:
@@ -166,7 +184,7 @@ def test_a_budget_per_hour_is_kept_and_says_who_is_too_expensive() -> None:
     plan = make_plan(RUN, fleet(), MODEL, Goal(budget_per_h=20.0))
     assert plan.money.per_h <= 20.0
     reasons = {left.name: left.reason for left in plan.excluded}
-    assert "with it the plan is beyond the limits: 46.11/h" in reasons["iowa"]  # 46 of it the accelerators
+    assert "with it the plan is beyond the limits: 46.12/h" in reasons["iowa"]  # 46 of it the accelerators
 
 
 def test_the_cheapest_tokens_are_not_the_fastest() -> None:
@@ -228,7 +246,7 @@ def test_as_many_islands_are_taken_as_the_exchange_bears(count: int) -> None:
     assert score(found, RUN, MODEL, Goal()) == pytest.approx(max(scores))
 
 
-@pytest.mark.parametrize("seed", [2, 8, 28, 128, *(pytest.param(n, marks=pytest.mark.long) for n in range(300))])
+@pytest.mark.parametrize("seed", [2, 244, *(pytest.param(n, marks=pytest.mark.long) for n in range(300))])
 def test_more_to_choose_from_is_never_worse(seed: int) -> None:
     """One more island, a faster link, half the round trip, fewer failures, a larger budget, a later deadline, a cheaper
     price, no egress; and the plan for the least money is the cheapest."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.hardware import Accelerators, in_catalogue
+from diloco_cli.config.hardware import Accelerators, device_name, in_catalogue
 from diloco_cli.config.inventory_file import inventory_to_text, load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import Inventory, IslandSettings, Link, LocalMachine, StoreSettings
@@ -16,7 +16,6 @@ from diloco_cli.probe.entry import Measurements, figures, measured, new_inventor
 from diloco_cli.probe.measure import (
     MachineFacts,
     StoreSpeed,
-    device_name,
     matrix_tflops,
     measure_store,
     training_types,

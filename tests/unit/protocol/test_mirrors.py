@@ -22,7 +22,8 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions import Mirror, RegionStoppedError
 from diloco_cli.signing import NOBODY, Signature, Unsigned
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.virtual.world import LATENCY_S, Actor, World
+from diloco_cli.virtual.world import LATENCY_S, Actor
+from tests.faulty_world import FaultyWorld
 from tests.unit.protocol.records import RUN, commit, output
 
 LENGTH = 10 * SNAPSHOT_EVERY + 10
@@ -52,7 +53,7 @@ class MirrorBench:
 
     def __init__(self) -> None:
         self.far, self.reads = MemoryStore(), list[tuple[bool, str]]()
-        self.world = World(latency_s=self._noted, store_of=self._store_of)
+        self.world = FaultyWorld(latency_s=self._noted, store_of=self._store_of)
         self.home = self.world.store
         self.home.create(FORMAT_KEY, encode(RUN))
         writer = self.world.start("writer", long_log())

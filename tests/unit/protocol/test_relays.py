@@ -29,7 +29,8 @@ from diloco_cli.protocol.regions import Relay
 from diloco_cli.protocol.rules.pacing import MAX_REQUESTS
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists
-from diloco_cli.virtual.world import LATENCY_S, Actor, World
+from diloco_cli.virtual.world import LATENCY_S, Actor
+from tests.faulty_world import FaultyWorld
 from tests.unit.protocol.records import BATCH, RUN, genesis
 from tests.unit.protocol.records import offer as make_offer
 
@@ -84,7 +85,7 @@ class RelayBench:
 
     def __init__(self) -> None:
         self.run, self.far, self.asked = far_run(), LaggingStore(), list[Asked]()
-        self.world = World(latency_s=self._noted, store_of=self._store_of)
+        self.world = FaultyWorld(latency_s=self._noted, store_of=self._store_of)
         self.home, self.state, self.told = self.world.store, genesis(far_run()), list[str]()
         self.start_anew()
 

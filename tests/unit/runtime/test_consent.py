@@ -13,7 +13,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import RefusedError
-from diloco_cli.launch.new_run import signed
+from diloco_cli.launch.plan_files import signed
 from diloco_cli.protocol.log.records import RegionStore, RunFormat, not_consented
 from diloco_cli.runtime.consent import (
     Allowance,

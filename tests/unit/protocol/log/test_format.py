@@ -37,7 +37,7 @@ def test_a_layout_that_no_model_has_is_refused(tensor: TensorSlot) -> None:
 def test_a_run_of_an_older_version_is_refused_with_a_way_out(schema: int) -> None:
     with pytest.raises(RecordError, match=f"schema {schema}.*reads {FORMAT_SCHEMA} only") as caught:
         parse_format(encode(replace(RUN, schema=schema)), "memory://x")
-    assert caught.value.hint is not None and "diloco==" in caught.value.hint
+    assert caught.value.hint is not None and "the version that created it" in caught.value.hint
 
 
 def test_a_format_of_schema_8_is_refused_for_its_schema_although_its_settings_are_gone() -> None:

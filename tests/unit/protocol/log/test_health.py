@@ -72,7 +72,7 @@ def test_what_is_remembered_of_a_learner_is_forgotten_when_it_is_kept_out_or_rea
 def test_what_a_delta_is_compared_with() -> None:
     def usual(memory: list[float], *norms: float) -> list[float]:
         known = {f"l{i}": (norm, 4) for i, norm in enumerate(memory)}
-        return usual_norms(known, [(norm, 4) for norm in norms])
+        return usual_norms(known, [(norm, 4) for norm in norms], [4] * len(norms))
 
     assert usual([], 1.0, 2.0) == [0.0, 0.0]
     assert usual([], 1.0, 2.0, 3.0) == [3.0, 3.0, 2.0], "the upper median of the others"
@@ -82,7 +82,7 @@ def test_what_a_delta_is_compared_with() -> None:
 
 
 def test_honest_norms_grow_with_the_steps_by_the_root_at_least_and_in_proportion_at_most() -> None:
-    assert usual_norms({"l0": (1.0, 4)}, [(1.0, 16), (1.0, 1)]) == [GROWS * 4.0, GROWS * 0.5]
+    assert usual_norms({"l0": (1.0, 4)}, [(1.0, 16), (1.0, 1)], [16, 1]) == [GROWS * 4.0, GROWS * 0.5]
 
 
 def test_people_see_how_long_each_learners_newest_delta_was_and_its_cosine() -> None:

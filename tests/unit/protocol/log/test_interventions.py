@@ -362,6 +362,6 @@ def test_a_commit_of_a_newer_schema_or_of_an_unknown_kind_is_refused() -> None:
     assert fold(RUN, state, encode(plain)).n == 1
     with pytest.raises(RecordError, match="reads up to") as newer:
         fold(RUN, state, encode({**plain, "schema": SCHEMA + 1, "kind": "teleport"}))
-    assert newer.value.hint == "pip install --upgrade diloco"
+    assert newer.value.hint == "take a newer diloco from where this one came; this one: diloco --version"
     with pytest.raises(RecordError, match="teleport"):
         fold(RUN, state, encode({**plain, "kind": "teleport"}))

@@ -7,17 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from diloco_cli.errors import FencedError
+from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.log.commit_log import fold, read_format, read_log, write_snapshot
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, heartbeat_key
-from diloco_cli.protocol.log.mending import LOOKS_EVERY_S, GapError, Mender, patient_log, whole_log
+from diloco_cli.protocol.log.mending import LOOKS_EVERY_S, RECENT, GapError, Mender, patient_log, whole_log
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import COMMITS_KEPT, RecordError, RunFormat, encode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.daemon import SystemClock, perform
-from diloco_cli.signing import LOG, OPERATOR, Checksummed, Keyring, Secret, Signing, Unsigned
+from diloco_cli.signing import LOG, OPERATOR, Checksummed, Keyring, Secret, SignatureError, Signing, Unsigned
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import StoreForbiddenError
 from tests.unit.protocol.records import commit, genesis, make_run
@@ -214,11 +216,25 @@ def test_a_process_that_may_not_write_there_says_so_once_for_each_record_and_goe
 
 
 def test_a_process_holds_the_format_and_the_newest_commits() -> None:
-    _, bucket = log_of(100)
+    _, bucket = log_of(COMMITS_KEPT + 70)
     run = opened(bucket)
     done(read_log(run), bucket)
-    assert set(run.kept) == {FORMAT_KEY, *(commit_key(n) for n in range(100 - COMMITS_KEPT, 100))}
+    assert set(run.kept) == {FORMAT_KEY, *(commit_key(n) for n in range(70, COMMITS_KEPT + 70))}
     assert all(bucket.get(key) == data for key, data in run.kept.items())
+
+
+@pytest.mark.parametrize("new", [1, 30, COMMITS_KEPT - RECENT])
+def test_what_is_harmed_while_it_is_recent_is_put_back_however_many_commits_come_before_the_next_look(new: int) -> None:
+    run, bucket = log_of(200)
+    process = Looker(run, bucket)
+    process.looks(6)
+    bucket.delete(commit_key(180))
+    later, later_bucket = log_of(200 + new)
+    for n in range(200, 200 + new):
+        bucket.create(commit_key(n), later_bucket.get(commit_key(n)) or b"")
+        run.keep(commit_key(n), later.kept[commit_key(n)])
+    process.state = done(read_log(opened(later_bucket)), later_bucket)
+    assert process.looks(6) == [f"{commit_key(180)} was missing: put back"]
 
 
 @kinds_of_run
@@ -295,6 +311,19 @@ def test_who_reads_the_log_of_another_run_finds_out_at_once(follows: bool) -> No
     assert all_of(bucket) == there
 
 
+def test_a_log_ends_nowhere_before_the_admission_of_its_reader() -> None:
+    """An island reads the log once to be admitted, and once more to begin: what is lost between is put back."""
+    run, bucket = log_of(10)
+    state = done(read_log(run), bucket)
+    member = replace(run.islands[0], name="newcomer")
+    admits = encode(commit(state, "membership", islands=(member,), reason="there is room"))
+    bucket.create(commit_key(10), run.keyring.sign(LOG, commit_key(10), admits))
+    whole = done(read_log(run), bucket)
+    bucket.delete(commit_key(4))
+    assert done(patient_log(whole.with_members(run)), bucket) == whole
+    assert bucket.get(commit_key(4)) == run.kept[commit_key(4)]
+
+
 STRANGER = Secret("another operator, who may write here, too", "key")
 
 
@@ -359,7 +388,7 @@ def test_commits_do_not_come_back_where_most_are_gone_unless_a_syncer_wants_them
     process.looks(1)
     for n in range(10):
         bucket.delete(commit_key(n))
-    assert "commits are missing, and commit 0 or most of the newest commits are gone" in process.looks(20)[0]
+    assert "records are missing, and commit 0 or most of the newest commits are gone" in process.looks(20)[0]
     assert bucket.list("commit/", limit=1) == []
     if look == "follow":
         asks(run, bucket, (commit_key(8),))
@@ -379,8 +408,9 @@ def test_a_syncer_tells_of_what_vanishes_behind_it_once() -> None:
     assert len(told) == 1 and "a rule of the bucket that deletes what is old (lifecycle, expiration)" in told[0]
 
 
-def test_a_log_whose_beginning_is_gone_is_read_from_its_newest_snapshot() -> None:
-    """As a rule of the bucket leaves it that deletes what is old; the hint may be as old."""
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_log_whose_beginning_cannot_be_read_is_read_from_its_newest_snapshot(damaged: bool) -> None:
+    """As a rule of the bucket leaves it that deletes what is old, or a bad disk; the hint may be as old."""
     run, bucket = log_of(150)
     at_128 = RunState()
     for n in range(129):
@@ -388,8 +418,8 @@ def test_a_log_whose_beginning_is_gone_is_read_from_its_newest_snapshot() -> Non
     done(write_snapshot(run, at_128), bucket)
     whole = done(read_log(run), bucket)
     bucket.delete(HEAD_HINT_KEY)
-    for n in range(100):
-        bucket.delete(commit_key(n))
+    for n in range(1 if damaged else 100):
+        bucket.put(commit_key(n), b"damaged") if damaged else bucket.delete(commit_key(n))
     assert done(whole_log(opened(bucket)), bucket) == whole
 
 
@@ -398,3 +428,32 @@ def test_a_format_that_is_gone_is_told_from_a_run_that_never_was() -> None:
     bucket.delete(FORMAT_KEY)
     with pytest.raises(RecordError, match=r"run/FORMAT.json: missing, though commits of a run lie there"):
         opened(bucket)
+
+
+def test_a_snapshot_of_a_revoked_key_does_not_count_where_the_beginning_is_damaged() -> None:
+    """Neither is it read for ever."""
+    run, bucket = log_of(8, KEYRINGS["signed"])
+    state = done(read_log(run), bucket)
+    done(write_snapshot(run, state), bucket)
+    another = Secret(SECRET.certified("id", {"syncer/syncer": "2" * 64}), "key").keyring("id")
+    for kind, given in (("epoch_start", {"epoch": 2}), ("revoke", {"key": state.epoch_key})):
+        data = another.sign(LOG, commit_key(state.n + 1), encode(commit(state, kind, **given)))
+        bucket.create(commit_key(state.n + 1), data)
+        state = fold(run, state, data)
+    assert done(read_log(opened(bucket)), bucket) == state
+    bucket.put(commit_key(0), b"damaged")
+    bucket.delete(HEAD_HINT_KEY)
+    with pytest.raises(SignatureError):
+        done(read_log(opened(bucket)), bucket)
+
+
+def test_garbage_behind_a_damaged_commit_waits_for_a_later_floor_and_does_not_end_the_syncer() -> None:
+    run, bucket = log_of(10)
+    state = structs.replace(done(read_log(run), bucket), gc_floor=5)
+    run.kept.clear()
+    bucket.put(commit_key(0), b"x")
+    collector = Collector(run)
+    collector.look(state, 0.0)
+    collector.look(state, collector.grace_s)
+    assert done(collector.work(state, collector.grace_s, 1.0), bucket) is False
+    assert collector.is_done(state)

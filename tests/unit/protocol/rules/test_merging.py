@@ -248,6 +248,12 @@ def test_beside_deltas_of_which_few_steps_are_believed_a_usual_one_keeps_its_wei
     assert judge({}, [delta("a", 1.0), *doubted], CLIP)[0] == DeltaShare(1.0, 1.0)
 
 
+def test_beside_an_honest_delta_that_is_believed_in_part_a_hostile_one_is_no_longer_for_it() -> None:
+    newcomer = delta("b", 1.0, steps=2, stated=H)
+    verdicts = judge({}, [delta("a", 1.0), newcomer, delta("c", 1e6)], CLIP)
+    assert verdicts[2].scale == pytest.approx(1e-6) and verdicts[0].scale == 1.0
+
+
 def test_deltas_of_other_numbers_of_steps_are_clipped_beyond_what_honest_ones_grow() -> None:
     usual = [delta("a", 1.0), delta("b", 1.0)]
     few = H // 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ColdStartSettings, OuterSettings
-from diloco_cli.protocol.log.records import RunFormat, Timings, fragment_of_slot
+from diloco_cli.protocol.log.records import Offer, RunFormat, Timings, fragment_of_slot
 from diloco_cli.protocol.log.state import Window
 from diloco_cli.protocol.rules.pacing import (
     DENSE,
@@ -129,18 +129,22 @@ STEP_S = 2 * SLOT_S / 4  # 4 steps are planned for 2 slots
 class Islands:
     """Each offers once a slot, and states that it is very fast; `step_s` as planned. `alive`: others may be, too."""
 
-    def __init__(self, step_s: float, names: str = "abc", alive: int = 0) -> None:
+    def __init__(self, step_s: float, names: str = "abc", alive: int = 0, **sync: int) -> None:
         self.alive = alive
-        run = with_steps(make_run(), step_s)
+        run = with_steps(make_run(**sync), step_s)
         self.run = replace(run, islands=tuple(replace(run.islands[0], name=name) for name in names))
         self.pacer, self.now_s, self.position = Pacer(self.run), 0.0, dict.fromkeys(names, 0)
         self.state, self.incarnation = genesis(self.run), 1
 
     def slot(self, seconds: float = SLOT_S, **steps: float) -> None:
         """One slot that lasts so long; steps of each island in it (default: as many as take STEP_S each)."""
+        self.merge(self.offers(seconds, "".join(self.position), **steps), seconds)
+
+    def offers(self, seconds: float, names: str, **steps: float) -> list[Offer]:
+        """Of these islands, after so long."""
         self.now_s += seconds
         offers = []
-        for name in self.position:
+        for name in names:
             self.position[name] += round(BATCH * steps.get(name, seconds / STEP_S))
             made = offer(
                 self.state, learner=name, incarnation=self.incarnation, data_end=self.position[name],
@@ -148,6 +152,9 @@ class Islands:
             )  # fmt: skip
             self.pacer.offered(made, self.now_s, seconds > 0)
             offers.append(made)
+        return offers
+
+    def merge(self, offers: list[Offer], seconds: float) -> None:
         alive = max(len(self.position), self.alive)
         facts = SlotFacts(alive, alive, 1, self.now_s, False, self.now_s - seconds, self.now_s)
         self.pacer.merged(self.state, offers, facts, self.now_s)
@@ -213,6 +220,19 @@ def test_learners_that_were_away_for_a_day_set_no_slot_of_a_day() -> None:
     assert islands.slots(8) == pytest.approx(SLOT_S)
 
 
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_who_waited_a_day_for_a_quorum_sets_no_slot_of_a_day(fragments: int) -> None:
+    """Of a syncer that has merged nothing before; an offer of each fragment waits."""
+    slot_s = 2 * SLOT_S / fragments
+    islands = Islands(STEP_S, fragments=fragments, quorum=3)
+    for _ in range(fragments):
+        waiting = islands.offers(slot_s, "ab")
+    islands.merge([*waiting, *islands.offers(86_400.0, "c", c=2)], 86_400.0)
+    for _ in range(3):
+        islands.slot(slot_s)
+        assert islands.pacer.pace.slot_s == pytest.approx(slot_s)
+
+
 def test_what_piled_up_shows_no_pace_and_until_one_is_seen_none_is_told() -> None:
     islands = Islands(STEP_S)
     for _ in range(8):
@@ -231,6 +251,15 @@ def test_who_has_left_sets_no_pace() -> None:
     islands.slots(20, b=1, c=1)
     del islands.position["b"], islands.position["c"]
     assert islands.slots(20) == pytest.approx(SLOT_S, rel=0.01)
+
+
+def test_who_is_kept_out_sets_no_pace() -> None:
+    islands = Islands(STEP_S / 2)
+    kept_out = replace(islands.state.learner("c"), quarantined="bad offers")
+    islands.state = replace(islands.state, learners={**islands.state.learners, "c": kept_out})
+    del islands.position["a"], islands.position["b"]  # nobody else is seen at work yet
+    islands.slots(9, c=1)
+    assert islands.pacer.told_slot_s == 0.0
 
 
 def test_a_successor_begins_with_what_the_log_tells_if_it_tells_anything() -> None:
