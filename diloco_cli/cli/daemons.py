@@ -61,7 +61,7 @@ def learner(
 ) -> None:
     """Run one island's learner: joins the run at URL, trains until it is over."""
     from diloco_cli.learner.parent import die_with_parent, place_here, run_ranks
-    from diloco_cli.runtime.restart import telling_why
+    from diloco_cli.runtime.registry import telling_why
 
     if not join and (region is not None or batch_tokens is not None):
         raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
@@ -193,7 +193,7 @@ def syncer(
         set_environment(DEVICE_VARIABLE, evaluator_device)
     from diloco_cli.learner.parent import die_with_parent
     from diloco_cli.protocol.log.keys import SYNCER
-    from diloco_cli.runtime.restart import telling_why
+    from diloco_cli.runtime.registry import telling_why
 
     if not hosted:  # a host's child leaves in order, once its stdin closes
         die_with_parent()
@@ -234,7 +234,7 @@ def evaluator(
     from diloco_cli.protocol.log.commit_log import read_format
     from diloco_cli.runtime.consent import NamedHere, consented, signing_secret
     from diloco_cli.runtime.daemon import SystemClock, perform
-    from diloco_cli.runtime.restart import telling_why
+    from diloco_cli.runtime.registry import telling_why
     from diloco_cli.store.open import open_store
     from diloco_cli.store.retry import RetryingStore
     from diloco_cli.syncer.evaluation import requests_until_the_syncer_ends, serve_evaluations, take_stdout

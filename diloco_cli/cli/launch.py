@@ -27,7 +27,7 @@ from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.cli.preflight import Tried
-    from diloco_cli.config.settings import RunSettings
+    from diloco_cli.config.settings import DataSettings, RunSettings
     from diloco_cli.engines.port import JobSpec
     from diloco_cli.launch.plan_files import Resolved
     from diloco_cli.plan.plan import Plan
@@ -95,7 +95,7 @@ def launch(
     named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
     with progress("trying the model, its data and this machine") as shown:
         refuse_unless_free(join_url(plan.inventory.store.url, plan.run.name))
-        replace(checks, prepare=lambda: _prepare(plan, shown)).pass_or_raise(talk)
+        replace(checks, prepare=lambda: _prepare(plan.run.data, shown)).pass_or_raise(talk)
         shown.text = "reading the model"
         values = _values_of(plan, create_only, checks.tried)
         known, is_new = _created(found, region, values, checks.tried, named, shown)
@@ -185,16 +185,23 @@ def _say_created(opened: OpenRun, is_new: bool, as_json: bool) -> None:
         print(line)
 
 
-def _prepare(plan: Plan, shown: ProgressLine) -> None:
+def _prepare(data: DataSettings, shown: ProgressLine) -> None:
     """Before anything is written to the bucket: the place for this machine's notes, and the run's text as tokens."""
-    from diloco_cli.corpus.sources import markup_warning
     from diloco_cli.paths import refuse_unwritable, user_state_directory
-    from diloco_cli.tasks.data import prepare_text
 
     refuse_unwritable(user_state_directory("runs"))
-    if (warning := markup_warning([plan.run.data.text or ""])) is not None:
-        talk(warning)
-    prepare_text(plan.run.data, lambda shard, made: setattr(shown, "text", f"tokenizing: {len(made.shards)} shards"))
+    if data.text:
+        from diloco_cli.corpus.index import Shard
+        from diloco_cli.corpus.sources import markup_warning
+        from diloco_cli.corpus.tokenizing import Tokenized, shards_of_text
+
+        if (warning := markup_warning([data.text])) is not None:
+            talk(warning)
+
+        def on_shard(shard: Shard, made: Tokenized) -> None:
+            shown.text = f"tokenizing: {len(made.shards)} shards"
+
+        shards_of_text(data.text, data.tokenizer, on_shard)
 
 
 def _created(

@@ -179,7 +179,7 @@ def _carried(it: Preflight, changed: frozenset[str]) -> str:
     from diloco_cli.launch.new_run import exchanged_buffers
     from diloco_cli.tasks.build import build_model_on_meta
     from diloco_cli.tasks.weights import brought_values
-    from diloco_cli.training.carried import carried_text
+    from diloco_cli.training.replica import carried_text
 
     run, values = it.plan.run, brought_values(it.plan.run)
     ranked, model = [island.name for island in it.plan.islands if island.ranks > 1], build_model_on_meta(run)

@@ -42,11 +42,11 @@ from diloco_cli.runtime.registry import (
     log_path,
     note_line,
     note_resuming,
+    place_data,
     read_unit,
     refuse_supervised,
     run_name,
 )
-from diloco_cli.runtime.restart import place_data
 from diloco_cli.runtime.supervisor import (
     ENDINGS,
     StopPolicy,

@@ -238,6 +238,11 @@ class SyncSettings(Settings, frozen=True):
         doc("a slot without a quorum is skipped after this long, or after four slots, where these take longer"),
     ] = 60.0
 
+    @property
+    def keeps_progress(self) -> bool:
+        """Then a learner must remember the parameters that it sent."""
+        return self.mixing == "rebase"
+
 
 class OuterSettings(Settings, frozen=True):
     """The optimizer on the syncer: SGD, or SGD with Nesterov momentum (DiLoCo, arXiv 2311.08105)."""

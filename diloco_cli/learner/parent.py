@@ -41,7 +41,7 @@ from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.records import Island
 from diloco_cli.runtime.consent import signing_secret
 from diloco_cli.runtime.daemon import StopSignal, opened, perform, say
-from diloco_cli.runtime.restart import CAUSE_VARIABLE, read_cause, tell
+from diloco_cli.runtime.registry import CAUSE_VARIABLE, read_cause, tell
 from diloco_cli.signing import learner_signer
 
 ENDPOINT = re.compile(r"[A-Za-z0-9.:_\[\]-]+:[0-9]{1,5}")

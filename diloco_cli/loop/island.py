@@ -62,8 +62,14 @@ from diloco_cli.store.url import parse_url
 from diloco_cli.store.wrappers import MeteredStore
 from diloco_cli.tasks.weights import check_frozen, unchecked_frozen
 from diloco_cli.tensors.flat import bare_tensors, flatten, unflatten
-from diloco_cli.training.carried import State, buffers_of, carried_text, refuse_changed, refuse_shared_memory
-from diloco_cli.training.replica import check_layout
+from diloco_cli.training.replica import (
+    State,
+    buffers_of,
+    carried_text,
+    check_layout,
+    refuse_changed,
+    refuse_shared_memory,
+)
 from diloco_cli.training.wire import TensorWire
 
 LOG = logging.getLogger("diloco")

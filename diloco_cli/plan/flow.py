@@ -52,7 +52,6 @@ from diloco_cli.plan.plan import Money, Schedule
 from diloco_cli.protocol.actors.collection import FLOORS_APART, KEPT_MOMENTS, LEAST_ROUNDS
 from diloco_cli.protocol.log.mending import LOOKS_EVERY_S, records_per_look
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine
-from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.pacing import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, requests_every_s, watch_every_s
 from diloco_cli.protocol.rules.quorum import covering_slots, grace_seconds
 
@@ -382,10 +381,10 @@ def flow_of(
     saving = moments_share(moments_s / (steps * step_s / schedule.fragments), up_share)
     mean_s += saving * (1 / BESIDE_MOMENTS - 1) * up_s
     in_flight_s = in_flight(mean_s, schedule.quorum_s, at_syncer.seconds)
-    dropped = 0.0 if keeps_progress(sync) else dropped_share(in_flight_s, step_s, late * schedule.round_s)
+    dropped = 0.0 if sync.keeps_progress else dropped_share(in_flight_s, step_s, late * schedule.round_s)
     after_idle = rate_after_idle(candidate.tokens_per_s, steps, step_s, schedule.round_s)
     busy = busy_share(served_s, hidden_s, exchange_s)
-    sent = 1.0 if num_islands == 1 or keeps_progress(sync) else sent_beside_moments(saving, up_share)
+    sent = 1.0 if num_islands == 1 or sync.keeps_progress else sent_beside_moments(saving, up_share)
     after_link = rate_after_link(after_idle, busy, kept_in_flight(dropped), kept_at_pace(sync, late), sent)
     mtbf_s, kept = candidate.island.mtbf_s, 1.0
     if mtbf_s is not None:

@@ -29,7 +29,6 @@ from diloco_cli.formulas import formula
 from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.plan.plan import MemoryPart, Sharding, shards
 from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE
-from diloco_cli.protocol.rules.merging import keeps_progress
 
 Precision = Literal["auto", "fp32", "bf16"]  # as in `train.precision`
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # float32
@@ -98,7 +97,7 @@ def computing(run: RunSettings, model: ModelFacts, half: bool, num_fragments: in
     """`own_memory`: the device has some, so that what is exchanged is copied to it."""
     sync, moments = run.sync, INNER_OPTIMIZERS[run.train.inner.name].state_bytes(model.hidden)
     overlap = USUAL_OVERLAP if sync.overlap == "auto" else sync.overlap
-    arriving = 2 if own_memory and keeps_progress(sync) else 1
+    arriving = 2 if own_memory and sync.keeps_progress else 1
     return Computing(half, run.train.checkpointing, moments, num_fragments, overlap, arriving, own_memory)
 
 

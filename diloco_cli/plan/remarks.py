@@ -52,7 +52,6 @@ from diloco_cli.plan.memory import USABLE, Fit, Precision, with_micro_batch
 from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Plan, Schedule, SyncerNeeds
 from diloco_cli.plan.search import FREE_HEADROOM, HEADROOM, LANES, loss_of, score
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
-from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.quorum import covering_slots
 from diloco_cli.units import format_bandwidth, format_count, format_duration
 
@@ -515,7 +514,7 @@ def _settings(plan: Plan) -> list[tuple[str, SyncSettings, str]]:
         changes.append((f"sync.codec={codec}", other, COARSER if coarser else "and they are rounded less"))
     if 2 * sync.every <= MAX_EVERY:
         changes.insert(1, (f"sync.every={2 * sync.every}", replace(sync, every=2 * sync.every), MORE_OFTEN))
-    if not keeps_progress(sync):
+    if not sync.keeps_progress:
         how = "it keeps what is learned while a fragment is in flight, unlike the paper"
         changes.append(("sync.mixing=rebase", replace(sync, mixing="rebase"), how))
     if plan.schedule.fragments > 1:

@@ -13,8 +13,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import CPU, MPS, Accelerators, Device, in_catalogue
 from diloco_cli.config.settings import Inventory, IslandSettings, Link, LocalMachine, RegionSettings, StoreSettings
 from diloco_cli.plan.remarks import rounded_down
-from diloco_cli.probe.measure import MachineFacts, Measurements, StoreSpeed
-from diloco_cli.probe.training import Spread
+from diloco_cli.probe.measure import MachineFacts, Measurements, Spread, StoreSpeed
 
 DIGITS = 3
 MAX_NAME = 63

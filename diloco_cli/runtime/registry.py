@@ -6,6 +6,7 @@ units/<unit>.json   the identity of the last process of a unit
 supervised.json     what the supervisor last decided about each unit, and why
 resuming.json       how its successor goes on
 hold/<unit>         present: the supervisor must not restart this unit
+errors/<unit>.json  the last error of a unit's process, for its supervisor; a process without one tells the bucket
 faults/<unit>.json  what is done on purpose to its calls to the store (store/wrappers.py)
 supervisor.json     the identity of the supervising process
 supervisor.lock     locked by it as long as it lives: the kernel unlocks it on any death
@@ -29,7 +30,19 @@ from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text, wall_s
 from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.config.settings import Site
 from diloco_cli.digests import digest
-from diloco_cli.errors import NoSpaceError, NotFoundError, RefusedError, UsageError, escaped
+from diloco_cli.environment import environment_value
+from diloco_cli.errors import (
+    DilocoError,
+    FencedError,
+    NoSpaceError,
+    NotFoundError,
+    RefusedError,
+    TerminatedError,
+    UsageError,
+    escaped,
+)
+from diloco_cli.events.bucket import WRITE_EVERY_S, tell_event
+from diloco_cli.events.cause import Cause, cause_of
 from diloco_cli.paths import (
     UnreadableError,
     checked_name,
@@ -43,6 +56,7 @@ from diloco_cli.store.url import real_url, split_url
 
 FORMAT = 1
 SUPERVISOR = "supervisor"
+CAUSE_VARIABLE = "DILOCO_CAUSE_FILE"  # PID:PATH, the supervisor's pid and the file that it will read
 MAX_NAME_CHARACTERS = 40
 DIGITS = 12
 LAUNCH_HINT = "start one with `diloco launch RUN.yaml`, or see `diloco runs`"
@@ -152,6 +166,62 @@ def living_supervisor(url: str) -> Identity | None:
 
 def store_fault_path(url: str, unit: str) -> Path:
     return run_directory(url) / "faults" / f"{checked_name(unit, 'name of a unit')}.json"
+
+
+@contextmanager
+def telling_why(url: str, unit: str) -> Iterator[None]:
+    """Around all that a unit's process does."""
+    try:
+        yield
+    except (TerminatedError, FencedError):
+        raise
+    except Exception as error:
+        with suppress(DilocoError, OSError):  # the error itself is what matters
+            tell(url, unit, cause_of(error))
+        raise
+
+
+def cause_path(url: str, unit: str) -> Path:
+    return run_directory(url) / "errors" / f"{checked_name(unit, 'name of a unit')}.json"
+
+
+def cause_environment(url: str, unit: str) -> dict[str, str]:
+    """For a unit that this process starts and will read the cause of."""
+    return {CAUSE_VARIABLE: f"{os.getpid()}:{cause_path(url, unit)}"}
+
+
+def read_cause(path: Path, pid: int) -> Cause | None:
+    """What the process with this pid left there."""
+    try:
+        body = read_json(path) or {}
+        return from_plain(Cause, body.get("cause")) if body.get("pid") == pid else None
+    except (UnreadableError, UsageError):
+        return None
+
+
+def hint_of(url: str, unit: str, cause: Cause | None) -> str:
+    """What to do about a unit that is not started again: what its own error says, else where to look."""
+    if cause is not None and cause.hint:
+        return cause.hint
+    mend = f"mend {cause.place}" if cause is not None and cause.place else f"read `diloco logs {unit} --run {url}`"
+    return f"{mend}, then `diloco resume {url}`"
+
+
+def tell(url: str, unit: str, cause: Cause) -> None:
+    """To this process's supervisor, or to the bucket if there is none."""
+    supervisor, _, path = (environment_value(CAUSE_VARIABLE) or "").partition(":")
+    if path and Path(path).stem == unit:
+        write_json(Path(path), {"pid": os.getpid(), "cause": asdict(cause)})
+        if supervisor == str(os.getppid()):  # it lives, and tells the bucket
+            return
+    if cause.of_living:
+        return
+    # a process that is restarted fast must not flood the bucket
+    tell_event(url, "error", unit, cause.text, place_data(cause), every_s=WRITE_EVERY_S)
+
+
+def place_data(cause: Cause) -> dict[str, str | int | float]:
+    return {"place": cause.place} if cause.place else {}
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,14 @@
-"""Whether, when and why a unit that ended is started again: a pure function of (exits, now, policy). And the cause of
-its end, as far as its process told it before it ended.
-
-    .diloco/<run>/errors/<unit>.json    the last error of a unit's process, for its supervisor
-
-A process without a supervisor tells the bucket instead, as an event.
-"""
+"""Whether, when and why a unit that ended is started again: a pure function of (exits, now, policy)."""
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from typing import Literal
 
-from diloco_cli.config.codec import from_plain
-from diloco_cli.environment import environment_value
-from diloco_cli.errors import DilocoError, FencedError, TerminatedError, UsageError
-from diloco_cli.events.bucket import WRITE_EVERY_S, tell_event
-from diloco_cli.events.cause import Cause, cause_of
-from diloco_cli.paths import UnreadableError, checked_name, read_json, write_json
-from diloco_cli.runtime.registry import run_directory
+from diloco_cli.events.cause import Cause
 
 FENCED_STATUS = 9
 DONE_STATUSES = {0: "it is done", FENCED_STATUS: "a newer process has taken its place (fenced)"}
@@ -167,62 +152,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-CAUSE_VARIABLE = "DILOCO_CAUSE_FILE"  # PID:PATH, the supervisor's pid and the file that it will read
-
-
-@contextmanager
-def telling_why(url: str, unit: str) -> Iterator[None]:
-    """Around all that a unit's process does."""
-    try:
-        yield
-    except (TerminatedError, FencedError):
-        raise
-    except Exception as error:
-        with suppress(DilocoError, OSError):  # the error itself is what matters
-            tell(url, unit, cause_of(error))
-        raise
-
-
-def cause_path(url: str, unit: str) -> Path:
-    return run_directory(url) / "errors" / f"{checked_name(unit, 'name of a unit')}.json"
-
-
-def cause_environment(url: str, unit: str) -> dict[str, str]:
-    """For a unit that this process starts and will read the cause of."""
-    return {CAUSE_VARIABLE: f"{os.getpid()}:{cause_path(url, unit)}"}
-
-
-def read_cause(path: Path, pid: int) -> Cause | None:
-    """What the process with this pid left there."""
-    try:
-        body = read_json(path) or {}
-        return from_plain(Cause, body.get("cause")) if body.get("pid") == pid else None
-    except (UnreadableError, UsageError):
-        return None
-
-
-def hint_of(url: str, unit: str, cause: Cause | None) -> str:
-    """What to do about a unit that is not started again: what its own error says, else where to look."""
-    if cause is not None and cause.hint:
-        return cause.hint
-    mend = f"mend {cause.place}" if cause is not None and cause.place else f"read `diloco logs {unit} --run {url}`"
-    return f"{mend}, then `diloco resume {url}`"
-
-
-def tell(url: str, unit: str, cause: Cause) -> None:
-    """To this process's supervisor, or to the bucket if there is none."""
-    supervisor, _, path = (environment_value(CAUSE_VARIABLE) or "").partition(":")
-    if path and Path(path).stem == unit:
-        write_json(Path(path), {"pid": os.getpid(), "cause": asdict(cause)})
-        if supervisor == str(os.getppid()):  # it lives, and tells the bucket
-            return
-    if cause.of_living:
-        return
-    # a process that is restarted fast must not flood the bucket
-    tell_event(url, "error", unit, cause.text, place_data(cause), every_s=WRITE_EVERY_S)
-
-
-def place_data(cause: Cause) -> dict[str, str | int | float]:
-    return {"place": cause.place} if cause.place else {}

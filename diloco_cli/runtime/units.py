@@ -38,6 +38,7 @@ from diloco_cli.runtime.processes import TOKEN_VARIABLE, Identity, identify, is_
 from diloco_cli.runtime.registry import (
     SUPERVISOR,
     UnitRecord,
+    cause_environment,
     log_path,
     printable,
     read_resuming,
@@ -46,7 +47,6 @@ from diloco_cli.runtime.registry import (
     store_fault_path,
     write_unit,
 )
-from diloco_cli.runtime.restart import cause_environment
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret, learner_signer, syncer_signer
 from diloco_cli.store.open import FAULT_VARIABLE
 

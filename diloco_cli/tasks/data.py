@@ -32,7 +32,7 @@ from diloco_cli.corpus.shards import HELD_BLOCKS, BlockCache, Place, TokenShards
 from diloco_cli.corpus.shuffle import BlockShuffle, Numbers
 from diloco_cli.corpus.sources import SHARDS_VARIABLE, shards_here
 from diloco_cli.corpus.token_files import one_for_half, refuse_no_token, refuse_no_tokens
-from diloco_cli.corpus.tokenizing import OnShard, shards_of_text
+from diloco_cli.corpus.tokenizing import shards_of_text
 from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, UsageError
 from diloco_cli.paths import install_hint, user_cache_directory
 from diloco_cli.store.open import open_store
@@ -325,12 +325,6 @@ def refuse_short(run: RunSettings, data: OwnTokens, num_shards: int, batch_token
             where="data",
             hint=f"add data, or --set train.batch_tokens={max(1, stream // data.sequence) * data.sequence}",
         )
-
-
-def prepare_text(data: DataSettings, on_shard: OnShard) -> None:
-    """Tokenize a run's text now, if it has any and that was not done before."""
-    if data.text:
-        shards_of_text(data.text, data.tokenizer, on_shard)
 
 
 def _store_of(data: DataSettings) -> Store:

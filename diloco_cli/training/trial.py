@@ -26,14 +26,14 @@ from diloco_cli.tensors.flat import (
     parameter_facts,
     persistent_buffers,
 )
-from diloco_cli.training.carried import (
+from diloco_cli.training.replica import (
+    Replica,
     State,
     changed_in,
     refuse_changed,
     refuse_shared_memory,
     state_of,
 )
-from diloco_cli.training.replica import Replica
 
 EXAMPLES = 2  # enough for a model that normalises over its batch
 BATCH = "batch(shard, num_shards, position, batch_tokens)"

@@ -34,7 +34,6 @@ from diloco_cli.protocol.log.mending import MOST_WANTED, Mender, patient_log
 from diloco_cli.protocol.log.operations import Create, Now, Put, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat, Timings
 from diloco_cli.protocol.log.state import LEARNER, LearnerState, RunPhase, RunState, moved
-from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.pacing import expected_slot_s, fence_check_every_s, next_request_s
 from diloco_cli.protocol.rules.quorum import moving_average
 from diloco_cli.signing import learner_signer
@@ -678,7 +677,7 @@ class Learner:
             self._send(draft)
 
     def _send(self, draft: OfferDraft) -> None:
-        keep = keeps_progress(self.run.settings.sync)
+        keep = self.run.settings.sync.keeps_progress
         base = self.fragments.bases[draft.fragment]
         values = self.fragments.send(draft.fragment, draft.seq, keep)
         self.observer.sent(draft)

@@ -177,11 +177,6 @@ def why_not_quarantined(name: str, state: RunState, run: RunFormat) -> str:
     return ""
 
 
-def keeps_progress(sync: SyncSettings) -> bool:
-    """Whether versions are adopted by `rebase`: then a learner must remember the parameters that it sent."""
-    return sync.mixing == "rebase"
-
-
 def token_weight(tokens: int, steps: int) -> float:
     """tokens * (tokens / steps): >= 0, finite for whatever an offer may claim.
 

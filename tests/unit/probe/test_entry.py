@@ -13,8 +13,7 @@ from diloco_cli.launch.plan_files import read_plan
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.plan import Plan
 from diloco_cli.probe.entry import first_inventory, first_run
-from diloco_cli.probe.measure import MachineFacts
-from diloco_cli.probe.training import spread_of
+from diloco_cli.probe.measure import MachineFacts, spread_of
 
 TEMPLATE = (templates_directory() / "start" / "here.yaml").read_text()
 

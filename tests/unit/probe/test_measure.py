@@ -15,12 +15,13 @@ from diloco_cli.errors import RunFailedError
 from diloco_cli.probe.entry import Measurements, figures, measured, new_inventory
 from diloco_cli.probe.measure import (
     MachineFacts,
+    Spread,
     StoreSpeed,
     matrix_tflops,
     measure_store,
+    measure_training,
     training_types,
 )
-from diloco_cli.probe.training import Spread, measure_training
 from diloco_cli.store.memory import MemoryStore
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart"

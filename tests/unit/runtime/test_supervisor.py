@@ -452,7 +452,7 @@ def test_a_terminal_that_closes_asks_once_however_often_it_says_so():
 
 
 BROKEN = """
-from diloco_cli.runtime.restart import telling_why
+from diloco_cli.runtime.registry import telling_why
 with telling_why("memory://nowhere", "a"):
     [][41]
 """

@@ -5,6 +5,8 @@ A batch in micro-batches: the gradients and the loss of the whole batch, in less
 An island that joins counts its tokens by the run's whole sequences.
 
 Batches that are built ahead are the same batches, with the same errors, at the same places.
+
+What is said of a model's state.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ from diloco_cli.training.replica import (
     DeviceTraining,
     Prefetched,
     Replica,
+    carried_text,
     micro_batch_here,
     micro_batches,
     parameters_of,
@@ -587,3 +590,23 @@ def test_training_on_batches_built_ahead_is_bit_for_bit_the_same() -> None:
     losses = [[replica.step(position, 128, 1e-2) for position in positions] for replica in replicas]
     assert losses[0] == losses[1]
     assert all(torch.equal(tensor, replicas[1].tensors[name]) for name, tensor in replicas[0].tensors.items())
+
+
+class TiedAndNormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm, self.out = nn.Embedding(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 8)
+        self.out.weight = self.embedding.weight
+        self.frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.register_buffer("mask", torch.zeros(3))
+
+
+def test_what_is_carried_and_what_is_not() -> None:
+    with torch.device("meta"):
+        model = TiedAndNormed()
+    assert carried_text(model, ()) == (
+        "carried: 48 parameters in 4 tensors (1 tied); as the model's code makes them, not exchanged: 1 frozen tensors,"
+        " 4 buffers"
+    )
+    some = carried_text(model, {"norm.running_mean", "norm.running_var"})
+    assert ", 2 buffers (such as norm.running_mean); " in some and some.endswith("1 frozen tensors, 2 buffers")
