@@ -21,7 +21,6 @@ from diloco_cli.cli.arguments import (
     JsonOption,
     OnEvent,
     OpenRun,
-    RegionOption,
     RunArgument,
     SyncerOption,
     TimeoutOption,
@@ -44,6 +43,14 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.records import RequestKind
     from diloco_cli.protocol.log.state import RunState
     from diloco_cli.store.port import StoreGoneError
+
+
+ALL_REGIONS = "all"
+ResumedRegionOption = typer.Option(
+    None,
+    "--region",
+    help=f"Start only this region's islands; {ALL_REGIONS}: of all regions. Default: as on this machine before.",
+)
 
 
 def open_unfinished(run: str | None, kind: RequestKind) -> tuple[OpenRun, RunState]:
@@ -136,7 +143,7 @@ def _stop_without_bucket(run: str | None, error: StoreGoneError, as_json: bool) 
 
 def resume(
     run: str | None = RunArgument,
-    region: str | None = RegionOption,
+    region: str | None = ResumedRegionOption,
     syncer: str | None = SyncerOption,
     detach: bool = DetachOption,
     as_json: bool = EndJsonOption,
@@ -156,6 +163,7 @@ def resume(
     opened = open_run(run, at_home=False, acts=True)
     _say_unused(opened, Path(run) if run is not None and is_run_file(run) else RUN_FILE)
     here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
+    region = _region_to_resume(opened, region)
     name_partitions(opened.url, opened.format, just_typed(region))
     try:
         refuse_unless_free(opened.url)
@@ -166,6 +174,24 @@ def resume(
         return
     remember_run(opened.url, (opened.format.home_of(opened.url), *opened.format.region_urls))
     sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks, syncer_here))
+
+
+def _region_to_resume(opened: OpenRun, typed: str | None) -> str | None:
+    """As typed; else the one that this machine was last asked to run, so that of two machines each resumes what it had.
+    None: all regions."""
+    from diloco_cli.runtime.processes import is_started_by_diloco
+    from diloco_cli.runtime.registry import read_resuming
+
+    if typed == ALL_REGIONS and all(island.region != typed for island in opened.format.islands):
+        return None
+    if typed is not None or is_started_by_diloco():
+        return typed
+    noted = next((word for word in read_resuming(opened.url).words if word.startswith("--region=")), None)
+    if noted is None:
+        return None
+    region = noted.partition("=")[2]
+    talk(f"region {region}, as before on this machine; all of them: --region {ALL_REGIONS}")
+    return region
 
 
 def _say_unused(opened: OpenRun, file: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,12 +22,13 @@ from diloco_cli.cli.output import print_json, screen_width, talk
 from diloco_cli.cli.status import Watcher
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.engines.port import Job
-from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError
+from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError, TakenError
 from diloco_cli.events.bucket import EventWriter
 from diloco_cli.events.event import KINDS
 from diloco_cli.observe.facts import RunFacts
 from diloco_cli.observe.screen import Curves, LiveScreen, job_lines
 from diloco_cli.observe.status import Status
+from diloco_cli.protocol.actors.joining import refuse_beside_living
 from diloco_cli.protocol.actors.progress import phase_for
 from diloco_cli.protocol.actors.requests import is_at_rest
 from diloco_cli.protocol.log.keys import FORMAT_KEY
@@ -186,7 +188,7 @@ def go_on(
     ).withdraw_stop(state):
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
-    units = _beside_others(opened, state, units)
+    units = _beside_others(opened, state, units, region)
     by_region = just_typed(region) is not None
     jobs = [] if before is None else submit_missing(opened, planned, here.folder, before, files, by_region)
     for line in job_lines(jobs):
@@ -223,11 +225,11 @@ def refuse_unless_free(url: str) -> None:
     refuse_supervised(url, ENDS_WITHIN_S if ends else 0.0)
 
 
-def _beside_others(opened: OpenRun, state: RunState, units: list[UnitSpec]) -> list[UnitSpec]:
-    """The units to start here. A syncer that is heard elsewhere goes on serving, and the one here stands by; learners
-    that work elsewhere, and were never known here, are replaced, with a warning."""
-    from diloco_cli.observe.unit_states import working
-
+def _beside_others(
+    opened: OpenRun, state: RunState, units: list[UnitSpec], region: str | None
+) -> list[UnitSpec]:  # fmt: skip
+    """The units to start here. A syncer that is heard elsewhere goes on serving, and the one here stands by. Learners
+    that work elsewhere, and were never known here, stay there, unless the user names their region."""
     if state.n < 0:
         return units
     try:
@@ -237,15 +239,35 @@ def _beside_others(opened: OpenRun, state: RunState, units: list[UnitSpec]) -> l
     if (host := _serves_elsewhere(opened.url, facts)) and any(unit.kind == "syncer" for unit in units):
         talk(f"a syncer on {host} serves the run: the one here stands by, and takes over once that one is silent")
         units = [standing_by(unit) if unit.kind == "syncer" else unit for unit in units]
+    there = _work_elsewhere(opened, facts, units)
+    if not there:
+        return units
+    where = f"{listed(there)} {'works' if len(there) == 1 else 'work'} on another machine, or under another DILOCO_HOME"
+    if region is not None:
+        talk(f"warning: {where}: what starts here takes {'its place' if len(there) == 1 else 'their places'}")
+        return units
+    regions = sorted({island.region for island in opened.format.islands if island.name in there})
+    commands = [f"diloco resume {opened.url} --region {name}" for name in regions]
+    talk(f"{where}: left there. To take over from {'it' if len(there) == 1 else 'them'}: {'; '.join(commands)}")
+    return [unit for unit in units if unit.name not in there]
+
+
+def _work_elsewhere(opened: OpenRun, facts: RunFacts, units: list[UnitSpec]) -> list[str]:
+    """The learners of these that were never known here and were heard a moment ago, and again now: of one that has just
+    died no second heartbeat comes."""
+    from diloco_cli.observe.unit_states import working
+
+    def lives(name: str) -> bool:
+        try:
+            opened.perform(refuse_beside_living(opened.format, name))
+        except TakenError:
+            return True
+        return False
+
     new = [unit.name for unit in units if unit.kind == "learner" and read_unit(opened.url, unit.name) is None]
-    there = working(facts, new)
-    if there:
-        place = "its place" if len(there) == 1 else "their places"
-        talk(
-            f"warning: {listed(there)} worked elsewhere a moment ago (on another machine, or under another "
-            f"DILOCO_HOME): what starts here takes {place}. To look on without that: diloco status {opened.url}"
-        )
-    return units
+    heard = working(facts, new)
+    with ThreadPoolExecutor(max(1, len(heard))) as pool:
+        return [name for name, alive in zip(heard, pool.map(lives, heard), strict=True) if alive]
 
 
 def _serves_elsewhere(url: str, facts: RunFacts) -> str:

@@ -1,4 +1,4 @@
-"""A syncer that is resumed beside one that serves elsewhere, and a resume that is withdrawn."""
+"""What a resume leaves to the machines on which it works, which region it goes on with; one that is withdrawn."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import pytest
 from diloco_cli.cli import supervision as calling
 from diloco_cli.cli.arguments import OpenRun
 from diloco_cli.cli.hooks import Hooks
+from diloco_cli.cli.operators import _region_to_resume
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import SyncerSettings
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import TakenError, UsageError
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.observe.facts import Heard
 from diloco_cli.protocol.log.records import RegionStore
 from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.runtime.daemon import SystemClock
 from diloco_cli.runtime.processes import Identity
-from diloco_cli.runtime.registry import Resuming, UnitRecord, note_sites, read_resuming, write_unit
-from diloco_cli.runtime.units import syncer_units
+from diloco_cli.runtime.registry import Resuming, UnitRecord, note_resuming, note_sites, read_resuming, write_unit
+from diloco_cli.runtime.units import syncer_units, units_of
 from diloco_cli.syncer.operator import Operator
 from tests.unit.observe.test_status import STATE, SYNCER, facts
 from tests.unit.protocol.integer_ports import WrittenLog
@@ -60,9 +61,59 @@ def test_a_resume_throws_no_syncer_out_that_serves_elsewhere(
     monkeypatch.setattr(calling, "boxed", lambda opened, box: SimpleNamespace(facts=lambda: seen))
     units = syncer_units(seen.url, SyncerSettings())
     opened: Any = SimpleNamespace(url=seen.url)
-    [syncer] = calling._beside_others(opened, STATE, units)
+    [syncer] = calling._beside_others(opened, STATE, units, None)
     assert ("--standby" in syncer.command) == stands_by
     assert stands_by or [syncer] == units
+
+
+@pytest.mark.parametrize(
+    ("region", "lives", "known_here", "started", "said"),
+    [
+        (None, True, False, ["rhine"], "left there. To take over from it: diloco resume {url} --region us"),
+        ("us", True, False, ["iowa", "rhine"], "warning: iowa works on another machine"),
+        (None, False, False, ["iowa", "rhine"], ""),  # it was heard a moment ago, and is not heard again
+        (None, True, True, ["iowa", "rhine"], ""),  # ours: it is adopted
+    ],
+)
+def test_a_resume_takes_no_living_learners_place_unless_its_region_is_named(
+    region: str | None,
+    lives: bool,
+    known_here: bool,
+    started: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path))
+    seen = facts(rhine=None, syncer=None)
+    if known_here:
+        write_unit(seen.url, UnitRecord("iowa", "learner", Identity(1, "then"), 0.0))
+
+    def perform(steps: object) -> None:
+        if lives:
+            raise TakenError("iowa takes part already")
+
+    monkeypatch.setattr(calling, "boxed", lambda opened, box: SimpleNamespace(facts=lambda: seen))
+    opened: Any = SimpleNamespace(url=seen.url, format=seen.run, perform=perform)
+    learners = [unit.spec for unit in units_of(seen.run, seen.url) if unit.island is not None]
+    begun = calling._beside_others(opened, STATE, learners, region)
+    assert [unit.name for unit in begun] == started
+    err = capsys.readouterr().err
+    assert said.format(url=seen.url) in err if said else not err
+
+
+@pytest.mark.parametrize(
+    ("noted", "typed", "region"),
+    [((), None, None), (("--region=eu",), None, "eu"), (("--region=eu",), "us", "us"), (("--region=eu",), "all", None)],
+)
+def test_a_resume_goes_on_with_the_region_that_this_machine_had(
+    noted: tuple[str, ...], typed: str | None, region: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path))
+    note_resuming(URL, Resuming(noted))
+    opened: Any = SimpleNamespace(url=URL, format=make_run())
+    assert _region_to_resume(opened, typed) == region
 
 
 def test_a_resume_whose_engine_is_away_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

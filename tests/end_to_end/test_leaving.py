@@ -99,7 +99,7 @@ def test_a_machine_that_gets_a_signal_or_loses_its_terminal_ends_its_own_units_a
 def another_machine_has_all_of_it(second: Playground) -> None:
     """It has the bucket and nothing else. Ctrl-C ends what runs there, and the run waits; `stop` needs no syncer."""
     at = second.json("status", URL)["commit"]
-    supervisor = second.start("resume", URL)
+    supervisor = second.start("resume", URL, "--region", "all")
     wait_until(lambda: supervisor.poll() is not None or second.json("status", URL)["commit"] >= at + 6, 90)
     assert supervisor.poll() is None
     os.kill(supervisor.pid, signal.SIGINT)
