@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -236,10 +237,12 @@ class Slurm:
         return render(spec if counted else replace(spec, memory_gb=0), tools)
 
     def check(self, spec: JobSpec) -> None:
-        if self.via is not None:
-            check_installed(self.via, self.setup, self.directory, self.install, spec)
+        with ThreadPoolExecutor(1) as beside:
+            answer = beside.submit(self._sbatch, spec, "--test-only")
+            if self.via is not None:
+                check_installed(self.via, self.setup, self.directory, self.install, spec)
         try:
-            self._sbatch(spec, "--test-only")
+            answer.result()
         except UsageError as error:
             if NOT_NOW not in error.message or not self._is_out(options_of(spec).get("partition", "")):
                 raise

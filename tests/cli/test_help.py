@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import typer
 
+from diloco_cli import __version__
 from diloco_cli.cli.main import COMMANDS, HIDDEN, app
 from diloco_cli.runtime.registry import remember_run
 from tests.cli.conftest import Diloco
@@ -103,3 +104,10 @@ def test_completion_is_installed_and_loads_no_torch(tmp_path: Path) -> None:
     assert "_DILOCO_COMPLETE=complete_bash" in script and "diloco.sh" in (tmp_path / ".bashrc").read_text()
     done = run(_DILOCO_COMPLETE="complete_bash", COMP_WORDS="diloco status x", COMP_CWORD="2")
     assert not HEAVY & set(done.stderr.split())
+
+
+def test_a_version_is_told_without_what_commands_need() -> None:
+    """Each host is asked for it before anything starts there."""
+    told = "import sys, diloco_cli.__main__ as it; it.main(); print(len([m for m in sys.modules if m == 'typer']))"
+    words = (sys.executable, "-P", "-c", told, "--version")
+    assert subprocess.check_output(words, text=True).split() == [__version__, "0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -255,6 +256,29 @@ def test_the_key_of_a_cancelled_job_goes_and_nothing_else(tmp_path: Path, monkey
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     Slurm().cancel([Job("iowa", "slurm", "7", JobState.RUNNING)])
     assert [path for path in mine if not path.exists()] == [mine[1]]
+
+
+def test_a_login_node_is_asked_for_diloco_and_for_the_job_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question takes a login of its own there. Who has no diloco hears of that first."""
+    asked = threading.Event()
+
+    def there(words: Sequence[str], given: str = "", *, refusal: type[Exception], **others: Any) -> str:
+        if "--test-only" in words:
+            asked.set()
+            raise refusal("sbatch: no such partition")
+        if words == ("bash", "-s"):
+            assert asked.wait(60.0)
+            raise refusal("bash: diloco: command not found")
+        return "/opt/slurm/bin/sbatch\n"
+
+    for module in (slurm, ssh):
+        monkeypatch.setattr(module, "run_tool", there)
+    slurm._there.cache_clear()
+    slurm.counts_memory.cache_clear()
+    with pytest.raises(UsageError, match="diloco: command not found"):
+        Slurm("slurm/far", "far", "/shared/me").check(AT_LAB)
+    slurm._there.cache_clear()
+    slurm.counts_memory.cache_clear()
 
 
 def test_a_site_behind_ssh_gets_all_by_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
