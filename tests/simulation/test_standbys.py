@@ -15,9 +15,13 @@ from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
 from diloco_cli.protocol.actors.syncer import HEARTBEAT_EVERY_S, NoEvaluator, Syncer
+from diloco_cli.protocol.log.commit_log import BAD_READS_S, READS_AGAIN_S
+from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.mending import LOOKS_EVERY_S
 from diloco_cli.protocol.log.operations import Create, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState, SyncerState
+from diloco_cli.signing import Checksummed
 from diloco_cli.syncer.daemon import begin
 from diloco_cli.virtual.world import Actor
 from tests.faulty_world import Fault, FaultyWorld
@@ -243,6 +247,36 @@ def test_of_syncers_alike_one_serves_at_once_and_one_that_leaves_is_followed_at_
     assert taken_s - left_s <= PROMPT_S + LOOKS_S and follows != served and "has left" in reason
     assert fleet.errors() == []
     assert check(fleet).kinds.count("finish") == 1
+
+
+@pytest.mark.parametrize("ends", ["leaves", "dies", "serves on"])
+def test_a_standby_that_begins_and_cannot_read_the_log_asks_those_who_hold_it_and_fences_nobody(ends: str) -> None:
+    """The learners look at the newest commit alone, unless they are asked for another one."""
+    run = replace(with_standbys(make_run(merges=1000)), checksums=True, keyring=Checksummed("id"))
+    fleet = StandbyFleet(run)
+    fleet.revive = False
+    fleet.standby("syncer", alike=True)
+    fleet.start_learners()
+    fleet.until_commits(8)
+    if ends == "leaves":
+        fleet.leave("syncer")
+    elif ends == "dies":
+        fleet.world.kill(*fleet.living("syncer"))
+    key = commit_key(0)
+    before = fleet.world.store.get(key) or b""
+    fleet.world.store.put(key, bytes([before[0] ^ 1]) + before[1:])
+    began_s = fleet.world.now_s
+    for name in SYNCERS[1:]:
+        fleet.standby(name, alike=True)
+    if ends != "serves on":  # it goes on to a snapshot, from which the standbys read
+        assert fleet.world.run(lambda: fleet.world.store.get(key) == before, BAD_READS_S / 2)
+    fleet.world.run_for(TAKEOVER_S * (1 + SPREAD) + LOOKS_S)
+    fleet.until_commits(fleet.num_commits() + 8)
+    assert fleet.errors() == []
+    taken_s = [at_s - began_s for at_s, _, _ in fleet.takeovers[1:]]
+    assert len(taken_s) == (ends != "serves on")
+    if ends == "leaves":
+        assert taken_s[0] <= LOOKS_EVERY_S + READS_AGAIN_S + PROMPT_S + LOOKS_S, "its goodbye is not forgotten"
 
 
 def test_who_has_taken_over_may_load_for_a_while_what_a_syncer_needs() -> None:

@@ -7,10 +7,11 @@ process serves: a needless takeover costs time and nothing else. A standby holds
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from diloco_cli.errors import DilocoError
 from diloco_cli.protocol.actors.progress import is_over
 from diloco_cli.protocol.actors.requests import is_at_rest
 from diloco_cli.protocol.log.claims import newest_epoch
@@ -25,7 +26,7 @@ from diloco_cli.protocol.log.heartbeats import (
     tolerated_s,
 )
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
-from diloco_cli.protocol.log.mending import Mender, patient_log
+from diloco_cli.protocol.log.mending import Mender, heard_from_syncer, patient_log, wanted_by
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, ProcessClaim, RecordError, RunFormat, decode, decode_plain
 from diloco_cli.protocol.log.state import STANDBY, RunPhase, RunState, StandbyState, SyncerState, moved
@@ -113,7 +114,7 @@ class Standby:
         but it serves a stopped run only once `diloco resume` has asked for that."""
         usual_s = takeover_s(self.run)
         silence, mender = Silence(min(POLL_S, usual_s / 5)), Mender(self.run, self.tell)
-        state: RunState = yield from patient_log(self.run)
+        state: RunState = yield from patient_log(self.run, asks=self._ask_for)
         began_at, rested = state.n, False
         unserved, follows = (yield from self._begins(state)), self.alone
         dead = yield from self._predecessor_served(state)
@@ -147,6 +148,14 @@ class Standby:
             state = yield from read_log(self.run, state)
         self.doing = moved(STANDBY, self.doing, StandbyState.DONE)
         return None
+
+    def _ask_for(self, error: DilocoError) -> Steps[None]:
+        """Tell those who may hold it what cannot be read, as a syncer that begins does; there may be none. This adds it
+        to the last words of the one before, so it is no news of that one, and its goodbye still counts; one that serves
+        puts its next heartbeat over it."""
+        said: SyncerHeartbeat | None = yield from heard_from_syncer(self.run, RunState())
+        said = said or SyncerHeartbeat(self.doing, 0, -1, self.claim.host, unit=self.name)
+        yield self._put(heartbeat_key(SYNCER), replace(said, reason=str(error), wants=wanted_by(error)))
 
     def _rest(self, state: RunState, poll_s: float) -> Steps[RunState]:
         yield from self._heartbeat((yield Now()), state, "the run is stopped: waits for `diloco resume`")

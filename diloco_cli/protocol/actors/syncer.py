@@ -59,7 +59,7 @@ from diloco_cli.protocol.log.commit_log import (
 )
 from diloco_cli.protocol.log.heartbeats import MOVED_BYTES_PER_S, Cadence, sealed
 from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER, SYNCER, heartbeat_key, state_key, weights_key
-from diloco_cli.protocol.log.mending import GapError, Mender, heard_from_syncer, whole_log
+from diloco_cli.protocol.log.mending import Mender, heard_from_syncer, wanted_by, whole_log
 from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE, Now, Put, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Outcome, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import SYNCER as SYNCER_STATES
@@ -431,7 +431,7 @@ class Syncer:
         """Tell those who may hold it what cannot be read, in place of the heartbeat of the syncer before."""
         said = yield from heard_from_syncer(self.run, self.state)
         self.heard_n = max(self.heard_n, -1 if said is None else said.n)
-        self.wants = error.wants if isinstance(error, GapError) else (error.where or "",)
+        self.wants = wanted_by(error)
         self.reason = str(error)
         yield from self.send_heartbeat((yield Now()), force=True)
         yield from self.mender.mend(self.state, wanted=self.wants)  # it may have stood by, and read them

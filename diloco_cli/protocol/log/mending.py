@@ -1,7 +1,8 @@
 """A log that is put back by those who have it: FORMAT.json and the newest commits, which every process holds in memory.
 
 A syncer that begins looks behind the log's end before it writes: a commit there shows that one is missing, and what is
-missing must not be taken for the end (`whole_log`). While it waits, its heartbeat says which records it cannot read.
+missing must not be taken for the end (`whole_log`). While it waits, its heartbeat says which records it cannot read; a
+standby that begins adds its own to that heartbeat, as there may be no syncer left to say it.
 
 Who holds a record puts it back: one that is missing by a create, so that nothing is ever replaced by it; over a damaged
 one, which no process can read, the same bytes. A syncer looks at what it holds again and again; others at what it
@@ -22,7 +23,7 @@ from math import ceil, inf
 from types import MappingProxyType
 
 from diloco_cli.errors import DilocoError, FencedError
-from diloco_cli.protocol.log.commit_log import RESTORE_HINT, parse_format, patiently, read_log
+from diloco_cli.protocol.log.commit_log import RESTORE_HINT, Asks, asks_nobody, parse_format, patiently, read_log
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat, of_syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, commit_key, heartbeat_key, read_commit_key
@@ -82,9 +83,14 @@ class GapError(RecordError):
     wants: tuple[str, ...] = ()
 
 
-def patient_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
-    """`read_log` for a daemon. It may have read before what it cannot read now: then it puts that back itself. The log
-    of a `run` with members ends nowhere before their admission."""
+def wanted_by(error: DilocoError) -> tuple[str, ...]:
+    """The keys of the records that could not be read."""
+    return error.wants if isinstance(error, GapError) else (error.where or "",)
+
+
+def patient_log(run: RunFormat, known: RunState | None = None, asks: Asks = asks_nobody) -> Steps[RunState]:
+    """`read_log` for a daemon. It may have read before what it cannot read now: then it puts that back itself, and else
+    `asks`. The log of a `run` with members ends nowhere before their admission."""
     mender = Mender(run)
 
     def whole() -> Steps[RunState]:
@@ -93,10 +99,11 @@ def patient_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState
             raise _gap(state.n + 1, max(filter(None, map(read_commit_key, run.kept)), default=state.n + 1), -1)
         return state
 
-    def asks(error: DilocoError) -> Steps[None]:
-        yield from mender.mend(known or RunState(), wanted=[error.where or ""])
+    def mends_or_asks(error: DilocoError) -> Steps[None]:
+        yield from mender.mend(known or RunState(), wanted=wanted_by(error))
+        yield from asks(error)
 
-    return (yield from patiently(whole, asks))
+    return (yield from patiently(whole, mends_or_asks))
 
 
 def whole_log(run: RunFormat) -> Steps[RunState]:
