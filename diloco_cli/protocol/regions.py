@@ -8,9 +8,10 @@ Mirrors copy the home log into a region's bucket: every commit, and before it th
     snapshot/<n>, hint              ->     the same, once every commit up to n is there
 
 The home log is the only authority: a mirror writes only bytes read from home, and snapshots of the home log, and no
-process at home waits for a mirror. If a key of the region's bucket already holds other bytes, all work for the region
-ends, because learners may have acted on them. If a mirror is far behind, it leaves out versions that are superseded
-beyond use: a learner that reads such a commit finds no weights, and reads on.
+process at home waits for a mirror. Where home has lost a commit, the region's copy takes its place. If a key of the
+region's bucket already holds other bytes, all work for the region ends, because learners may have acted on them. If a
+mirror is far behind, it leaves out versions that are superseded beyond use: a learner that reads such a commit finds no
+weights, and reads on.
 
 Learners read no states and no offers or deltas of other learners, so these are not mirrored.
 
@@ -208,6 +209,7 @@ class Mirror:
         self.collector = Collector(run)
         self.last_snapshot = 0  # none yet: a syncer writes its first one after SNAPSHOT_EVERY commits
         self._newest_at_home = self._hint_asked_at = -1
+        self._lost: dict[str, bytes] = {}  # the region's copies of the newest commits, where home has them no more
         self._compares = True  # until the first commit that the region does not have: it has no later ones either
 
     @property
@@ -243,13 +245,13 @@ class Mirror:
         state = yield from there(newest_snapshot(trusting_none_of(self.run, head.revoked), -1, head.n + 1))
         if state is None:
             return
-        ours = yield from self._of_home(commit_key(state.n))
-        if ours != (yield from self._there(commit_key(state.n))):
+        theirs = yield from self._there(commit_key(state.n))
+        if theirs != (yield from self._of_home(commit_key(state.n), theirs)):
             yield from self._compare_again(commit_key(state.n))
         key = snapshot_key(state.n)
         kept = yield from self._here(key)
-        theirs = kept is None or not self.run.keyring.authenticates(LOG, key, kept)  # gone, or what somebody put there
-        if not theirs and not same(key, kept, (yield from self._there(key))):
+        is_ours = kept is not None and self.run.keyring.authenticates(LOG, key, kept)  # else gone, or a stranger's
+        if is_ours and not same(key, kept, (yield from self._there(key))):
             yield from self._compare_again(key)
         self.state, self.last_snapshot = state, state.n
 
@@ -266,9 +268,11 @@ class Mirror:
 
     def _mirror_next(self) -> Steps[None]:
         key = commit_key(self.state.n + 1)
-        data = yield from self._of_home(key)
-        later = fold(self.run, self.state, data)
         there_already = (yield from self._there(key)) if self._compares else None
+        data = yield from self._of_home(key, there_already)
+        later = fold(self.run, self.state, data)
+        if key not in self._lost:  # it names the one before by its digest: that is home's own
+            self._hand_back()
         self._compares = there_already is not None
         if there_already is not None and there_already != data:
             return (yield from self._compare_again(key))
@@ -340,13 +344,23 @@ class Mirror:
         if output in self.head().outputs:
             self.suspect(output.fragment)
 
-    def _of_home(self, key: str) -> Steps[bytes]:
+    def _of_home(self, key: str, copy: bytes | None = None) -> Steps[bytes]:
+        """What home holds under this key; if home has lost it, the region's `copy`."""
         data = yield from self._here(key)
+        if data is not None and self.run.keyring.authenticates(LOG, key, data):
+            return data
+        if copy is not None:
+            self._lost[key] = copy
+            return copy
         if data is None:
             raise DataCheckError("the home bucket has lost what its log holds", where=key)
-        if not self.run.keyring.authenticates(LOG, key, data):
-            raise SignatureError(f"what lies in the home bucket {self.run.keyring.wrong}", where=key)
-        return data
+        raise SignatureError(f"what lies in the home bucket {self.run.keyring.wrong}", where=key)
+
+    def _hand_back(self) -> None:
+        """The syncer puts back what it holds (protocol/log/mending.py)."""
+        for key, copy in self._lost.items():
+            self.run.keep(key, copy)
+        self._lost.clear()
 
 
 def _snapshot_of(hint: bytes | None) -> int:

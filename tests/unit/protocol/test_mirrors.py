@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
-from diloco_cli.protocol.log.records import encode
+from diloco_cli.protocol.log.records import RecordError, encode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions import Mirror, RegionStoppedError
 from diloco_cli.signing import NOBODY, Signature, Unsigned
@@ -157,3 +157,31 @@ def test_a_place_that_is_not_homes_stops_the_region(spoiled: str) -> None:
         bench.far.put(snapshot_key(last), bench.snapshots[snapshot_key(last)].replace(b'"nothing"', b'"something"'))
     actor = bench.mirror()
     assert isinstance(actor.error, RegionStoppedError) and f"{spoiled}/" in str(actor.error)
+
+
+@pytest.mark.parametrize("lost", [(128,), (129,), (129, 130), (128, 129, 130)], ids=str)
+@pytest.mark.parametrize("junk", [None, b"junk"])
+def test_what_home_has_lost_and_the_region_has_holds_no_mirror_up_and_goes_back(
+    lost: tuple[int, ...], junk: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A syncer that has begun behind it holds none of it."""
+    monkeypatch.setitem(globals(), "RUN", replace(RUN, keyring=NotJunk(), kept={}))
+    bench = MirrorBench()
+    bench.fill(last=130, snapshot=128)
+    RUN.kept.clear()
+    for n in lost:
+        bench.home.put(commit_key(n), junk) if junk else bench.home.delete(commit_key(n))
+    assert bench.mirror().error is None
+    assert bench.far.get(commit_key(LENGTH - 1)) == bench.home.get(commit_key(LENGTH - 1))
+    assert RUN.kept == {commit_key(n): bench.far.get(commit_key(n)) for n in lost}
+
+
+def test_a_copy_in_a_region_that_is_not_homes_own_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "RUN", replace(RUN, kept={}))
+    bench = MirrorBench()
+    bench.fill(last=130, snapshot=128)
+    RUN.kept.clear()
+    bench.home.delete(commit_key(130))
+    bench.far.put(commit_key(130), encode(commit(bench.states[130], "refuse", reason="something else")))
+    assert isinstance(bench.mirror().error, RecordError)
+    assert RUN.kept == {}
