@@ -4,9 +4,10 @@ c_steps[p], c_tokens[p]   inner steps and tokens since this learner last RECEIVE
 (arXiv 2604.21428, algorithm 2), here together with the range of the data stream that they stand for.
 
 At most one offer of a fragment is on its way. Its outcome is known as soon as the log has passed its slot: applied
-there, or not at all. The progress of an offer that was not applied goes into the fragment's next offer, with all
-progress since, as long as no newer version is adopted; an adoption drops it, with any `mixing`. `rebase` keeps only the
-progress since an offer that was applied, or may still be applied.
+there, or not at all; or as soon as the log has a rollback after its base: not at all. The progress of an offer that
+was not applied goes into the fragment's next offer, with all progress since, as long as no newer version is adopted; an
+adoption drops it, with any `mixing`. `rebase` keeps only the progress since an offer that was applied, or may still be
+applied.
 """
 
 from __future__ import annotations
@@ -352,7 +353,8 @@ class Progress:
                 continue
             applied = last is not None and (last.incarnation, last.seq) == (self.incarnation, draft.seq)
             refused = not applied and known.floor == self.incarnation and known.has_outcome(draft.seq)
-            if applied or refused or draft.slot < state.slot:
+            undone = draft.base.version < state.base_floor  # the syncer may wait with this word, and for the next offer
+            if applied or refused or undone or draft.slot < state.slot:
                 book.waits = None
                 book.sent = book.sent if applied else None
                 in_time = None if blamed else self._was_in_time(draft, applied, state)
