@@ -44,9 +44,18 @@ def runs(
 
 
 def _known() -> list[KnownRun]:
+    """Those that were launched or resumed here, and the one of this folder, which may have come here as files."""
+    from diloco_cli.protocol.log.keys import FORMAT_KEY
     from diloco_cli.runtime.registry import known_runs
+    from diloco_cli.store.wrappers import Deadline
 
-    return known_runs()
+    known = known_runs()
+    with suppress(DilocoError):  # there is none here, or its bucket does not answer
+        ours = find_run(None, say=lambda text: None)
+        if all(one.url != ours.url for one in known):
+            store = foreground_store(ours.url, Deadline(LOOK_S))
+            return [ours, *known] if store.stat(FORMAT_KEY) is not None else known
+    return known
 
 
 def _lying_at(url: str) -> list[KnownRun]:

@@ -116,6 +116,14 @@ def test_the_runs_of_this_folder_come_first(projects: Path, call: Call) -> None:
         ]
 
 
+def test_a_folder_that_was_moved_still_lists_its_run(projects: Path, call: Call) -> None:
+    shutil.copytree(projects / "a", projects / "moved")
+    done = call("moved", "runs", "--json")
+    shutil.rmtree(projects / "moved")
+    urls = [row["url"] for row in json.loads(done.stdout)["data"]["runs"]]
+    assert urls == [url_of(projects, name) for name in ("moved", "b", "a")]
+
+
 def test_the_runs_of_a_bucket_are_listed(projects: Path, call: Call, tmp_path: Path) -> None:
     for name in ("same", "same-2", "other"):
         shutil.copytree(projects / "a" / "bucket" / "same", tmp_path / name)
