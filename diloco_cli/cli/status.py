@@ -74,8 +74,9 @@ def told_with_jobs(opened: OpenRun, facts: RunFacts, ask: Callable[[], list[Job]
 
 
 def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
-    """A run that waits for its jobs to start has not stalled. A learner that is heard may have a job that is not known
-    here, but a job of it that was killed will not come back, whatever it said last."""
+    """A run that waits for its jobs to start has not stalled; one whose learners' jobs have all failed before anything
+    was heard of them would wait for ever. A learner that is heard may have a job that is not known here, but a job of
+    it that was killed will not come back, whatever it said last."""
     from diloco_cli.cli.jobs import WAITS
     from diloco_cli.engines.port import JobState
     from diloco_cli.observe.situation import SILENCE, State
@@ -88,13 +89,25 @@ def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
         current = replace(current, state=State.STARTING, reason=f"jobs wait: {', '.join(waits)}", hint="")
     learners = {learner.name for learner in current.learners}
     unheard = {learner.name for learner in current.learners if learner.heard_s is None}
+    is_served = current.syncer is not None and current.syncer.heard_s is not None
+    silent = unheard if is_served else unheard | {job.unit for job in jobs} - learners
+    failed = {job.unit: job for job in jobs if job.state is JobState.FAILED and job.unit in silent}
+    if learners and learners <= failed.keys():
+        first = failed[min(learners)]
+        reason = f"the jobs of all learners have failed: {first.unit} ({first.why})"
+        current = replace(current, state=State.FAILED, reason=reason, hint="")
+    running = {job.unit for job in jobs if job.state is JobState.RUNNING}
+    if current.state is State.SILENT and learners and learners <= running - unheard:  # no resume would change that
+        reason = f"{current.reason}; yet their jobs run: is this machine's clock ahead of the store's?"
+        current = replace(current, reason=reason, hint=f"diloco doctor {facts.url}")
+    if failed and not current.hint:  # submitted again they would end alike
+        current = replace(current, hint=f"diloco logs {min(failed)} --run {facts.url}")
     killed = {job.unit for job in jobs if job.id and job.state in (JobState.FAILED, JobState.GONE)} - unheard
     lost = killed.union(job.unit for job in jobs if not job.lives and job.unit not in learners)
     if lost and not current.hint:  # not heard for a while, or of its syncers, of which another one serves
         current = replace(current, hint=f"diloco resume {facts.url}")
-    began = [job.unit for job in jobs if job.state in (JobState.RUNNING, JobState.FAILED) and job.unit in unheard]
-    if began and not current.hint:  # why a unit cannot reach the bucket, or not start, its log alone tells
-        current = replace(current, hint=f"diloco logs {began[0]} --run {facts.url}")
+    if (began := running & unheard) and not current.hint:  # why a unit cannot reach the bucket its log alone tells
+        current = replace(current, hint=f"diloco logs {min(began)} --run {facts.url}")
     return replace(current, jobs=jobs)
 
 

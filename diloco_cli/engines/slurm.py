@@ -89,7 +89,7 @@ MEANINGS = {
     "JobHeldUser": "held: scontrol release",
     "launch failed": "Slurm could not start it: scontrol release, once that is mended",
     "JobHeldAdmin": "held by an administrator",
-    "JobLaunchFailure": "it could not be started, or its process was killed",
+    "JobLaunchFailure": "it could not be started, perhaps because its folder is gone, or its process was killed",
     "NonZeroExitCode": "its log says why",
 }
 

@@ -143,11 +143,12 @@ def check_installed(host: str, setup: str, directory: str, install: str | None, 
     }
     hint = f"what it is there: ssh {host} \"bash -lc 'diloco --version'\"; a line before it: `setup` of a site"
     hint = HINT.format(host=host) if install else f"{hint}; or have it brought: `install: wheel` of a site"
+    make = f"ssh {host} mkdir -p {shlex.quote(directory)}; or another `directory` of the site"
     try:
         script = tools + VERSION.format(**words, no_bucket=NO_BUCKET)
         found = _answer(host, script)
     except DilocoError as error:
-        error.where, error.hint = spec.unit, error.hint or hint
+        error.where, error.hint = spec.unit, error.hint or (make if f" cd: {directory}: " in error.message else hint)
         raise
     if found == NO_BUCKET:
         hint = f"store: {{url: gs://...}}, or a folder that {host} sees, too"

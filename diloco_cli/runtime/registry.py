@@ -439,8 +439,12 @@ def log_path(url: str, unit: str) -> Path:
 def log_files(url: str, unit: str | None = None) -> dict[str, Path]:
     """The existing logs, by unit. Raises NotFoundError if there is none, or none of the given unit."""
     folder = run_directory(url) / "logs"
-    found = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    noted = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    found = {name: path for name, path in noted.items() if path.exists()}
     chosen = {name: path for name, path in found.items() if unit in (None, name)}
+    if not chosen and (gone := [path for name, path in noted.items() if unit in (None, name)]):
+        hint = f"no job starts without the folder that it was submitted from: make it again, or: diloco resume {url}"
+        raise NotFoundError("a log was here, and is gone with its folder", where=str(gone[0].readlink()), hint=hint)
     if not chosen:
         missing = "no log" if unit is None else f"no log of {unit}"
         message = f"{missing} on this machine; logs here: {', '.join(found) or 'none'}"

@@ -16,6 +16,7 @@ from diloco_cli.cli import jobs
 from diloco_cli.cli.jobs import (
     EngineWords,
     JobNews,
+    JobWatch,
     asked,
     end_jobs,
     hasten,
@@ -440,6 +441,32 @@ def test_an_engine_that_does_not_answer_holds_up_nothing_of_the_others(
     left = "iowa, syncer-0" if silent == "slurm" else "rhine, syncer-1"
     assert f"left alone: {left}; then: diloco resume nano" in capsys.readouterr().err
     assert end_jobs(opened(BOTH), 0.0) == sorted([mine, gone])
+
+
+def test_an_engine_that_is_away_for_an_hour_is_told_once_and_what_changed_meanwhile(
+    played: PlayedSlurm, other: OtherEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked every ten seconds, for two at most: nothing else waits for it, and no unit is said to have ended."""
+    submit(tmp_path, BOTH)
+    now_s, said, asked_of = 0.0, list[str](), list[float]()
+
+    def away(words: Sequence[str], given: str = "", *, within_s: float, **others: Any) -> str:
+        asked_of.append(within_s)
+        raise TryAgainError("squeue: Unable to contact slurm controller")
+
+    monkeypatch.setattr(jobs, "monotonic_s", lambda: now_s)
+    watch = JobWatch(opened(BOTH), JobNews(asked(opened(BOTH))[0], said.append))
+    assert len(watch.look()) == 4 and not said
+    with monkeypatch.context() as gone:
+        gone.setattr(slurm, "run_tool", away)
+        for second in range(3600):
+            now_s = jobs.ASKED_EVERY_S + second
+            assert [job.unit for job in watch.look()] == ["rhine", "syncer-1"]
+    assert said == ["jobs: not asked: squeue: Unable to contact slurm controller"]
+    assert {*asked_of} == {jobs.ASKED_WITHIN_S} and len(asked_of) <= 3600 / jobs.ASKED_EVERY_S
+    played.queue["iowa"] = ["FAILED", "NodeFail"]
+    now_s += jobs.ASKED_EVERY_S
+    assert len(watch.look()) == 4 and said[1:] == ["iowa: job 71 FAILED: NodeFail"]
 
 
 def test_nothing_is_asked_that_the_bucket_alone_names(

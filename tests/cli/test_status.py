@@ -107,6 +107,43 @@ def test_why_a_job_that_began_is_not_heard_its_log_tells(
     assert Watcher(opened, Deadline(60.0)).look().hint == (f"{hint} {opened.url}" if hint else "")
 
 
+def test_where_the_jobs_of_all_learners_have_failed_nothing_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_run(make_bucket(tmp_path / "jobs"))
+    found = {
+        name: Job(name, "slurm", "7", JobState.FAILED, "NonZeroExitCode") for name in ("iowa", "rhine", "syncer-0")
+    }
+
+    def told() -> tuple[str, str]:
+        current = Watcher(opened, Deadline(60.0)).look()
+        return current.state, current.hint
+
+    monkeypatch.setattr(jobs, "asked", lambda opened: ([*found.values()], ""))
+    assert told() == ("FAILED", f"diloco logs iowa --run {opened.url}"), "a resume would fail as they did"
+    found["iowa"] = replace(found["iowa"], state=JobState.QUEUED)
+    assert told() == ("STARTING", f"diloco logs rhine --run {opened.url}")
+    found["rhine"] = replace(found["rhine"], state=JobState.QUEUED)
+    assert told() == ("STARTING", f"diloco logs syncer-0 --run {opened.url}")
+    found["iowa"] = found["rhine"] = replace(found["rhine"], state=JobState.FAILED)
+    say(tmp_path / "jobs", "iowa", 1)
+    assert told()[0] != "FAILED", "it was heard: another process works"
+
+
+def test_where_this_machines_clock_is_hours_ahead_jobs_that_run_tell_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, runs = open_run(make_bucket(tmp_path / "jobs")), ["iowa", "rhine"]
+    for name in runs:
+        say(tmp_path / "jobs", name, 3 * 3600)
+    monkeypatch.setattr(jobs, "asked", lambda opened: ([Job(name, "x", "7", JobState.RUNNING) for name in runs], ""))
+    current = Watcher(opened, Deadline(60.0)).look()
+    assert current.state == "SILENT" and current.reason.endswith("is this machine's clock ahead of the store's?")
+    assert current.hint == f"diloco doctor {opened.url}"
+    runs.pop()
+    assert Watcher(opened, Deadline(60.0)).look().hint == f"diloco resume {opened.url}"
+
+
 def test_who_watches_asks_for_jobs_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, asked = open_run(make_bucket(tmp_path / "jobs")), [[Job("iowa", "slurm", "7", JobState.RUNNING)], []]
     monkeypatch.setattr(jobs, "asked", lambda opened: (asked.pop(0), ""))

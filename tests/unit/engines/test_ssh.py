@@ -173,6 +173,7 @@ def test_a_site_says_what_comes_before_it_and_where_it_works(home: Path) -> None
         ("exit 0", "diloco there is '', here"),
         (None, "diloco: not found|diloco: No such file|command not found"),
         ("#!/nowhere/python", "diloco: .*(not found|bad interpreter)"),
+        (f"#!{__file__}", "diloco: .*bad interpreter: Permission denied"),
     ],
 )
 def test_what_could_not_start_there_is_refused_before(home: Path, harm: str | None, words: str) -> None:
@@ -187,6 +188,12 @@ def test_what_could_not_start_there_is_refused_before(home: Path, harm: str | No
     with pytest.raises(UsageError, match="one host"):
         BOX.check(replace(IOWA, nodes=2))
     assert not (home / ".local").exists()
+
+
+def test_a_directory_of_a_site_that_is_gone_is_refused_before(home: Path) -> None:
+    with pytest.raises(UsageError, match="cd: my runs: No such file or directory") as error:
+        Ssh("ssh/box", "box", "", "my runs").check(IOWA)
+    assert str(error.value.hint).startswith("ssh box mkdir -p 'my runs'; or") and not (home / ".local").exists()
 
 
 def test_a_bucket_that_is_a_folder_has_to_be_there_as_far_as_it_is_here(home: Path) -> None:

@@ -256,6 +256,16 @@ def test_a_missing_log_names_those_there_are(log):
         log_files("nano", "syncer")
 
 
+def test_a_log_that_is_gone_with_its_jobs_folder_is_missed_by_its_path(log, tmp_path):
+    log.symlink_to(tmp_path / "gone" / "iowa.log")
+    for unit in (None, "iowa"):
+        with pytest.raises(NotFoundError, match=f"{tmp_path}/gone/iowa.log: a log was here") as error:
+            log_files("nano", unit)
+        assert error.value.hint.endswith("diloco resume nano")
+    log.with_name("syncer.log").write_text("")
+    assert list(log_files("nano")) == ["syncer"]
+
+
 def test_lines_of_several_logs_come_in_the_order_of_their_times_and_a_traceback_stays_with_its_line():
     iowa = ["2026-01-01T00:00:01Z a", "Traceback", "  in f", "2026-01-01T00:00:03.5Z d"]
     syncer = ["2026-01-01T00:00:02Z b", "2026-01-01T00:00:03.2Z c"]
