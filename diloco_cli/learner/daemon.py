@@ -44,7 +44,6 @@ from diloco_cli.store.wrappers import DisturbedStore, EmulatedLink, MeteredStore
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.devices import choose_device
 from diloco_cli.training.inner import shared_out
-from diloco_cli.training.ranks import RankedTraining, build_rank
 from diloco_cli.training.replica import (
     DeviceTraining,
     Prefetched,
@@ -275,7 +274,9 @@ def _ports(
         from diloco_cli.training.devices import CudaTraining, CudaWire
 
         wire = CudaWire(run, device)
-    if place is not None:
+    if place is not None:  # a learner of one device starts by a second sooner without torch.distributed.tensor
+        from diloco_cli.training.ranks import RankedTraining, build_rank
+
         return RankedTraining(run, build_rank(run, island, data, device, beats), island.slowdown), wire
     model = build_model(run.settings)
     check_layout(run, model)

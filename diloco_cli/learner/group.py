@@ -46,7 +46,6 @@ from diloco_cli.runtime.daemon import StopSignal, opened, perform
 from diloco_cli.signing import learner_signer
 from diloco_cli.tasks.build import build_data
 from diloco_cli.training.devices import choose_device, host_threads, refuse_few
-from diloco_cli.training.ranks import build_rank, follow
 from diloco_cli.training.replica import (
     Prefetched,
     micro_batch_here,
@@ -289,6 +288,8 @@ def run_rank(place: RankPlace, url: str, name: str, device: str | None, here: Na
     island = at_ranks(run, island, place.world_size, on)
     torch.set_num_threads(threads_of(run, island, place))
     data = Prefetched(build_data(run.settings), on)
+    from diloco_cli.training.ranks import build_rank, follow
+
     return follow(build_rank(run, island, data, on, beats))
 
 

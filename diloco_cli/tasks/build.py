@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from diloco_cli.config.models import DATA_PRESETS, MODEL_PRESETS, VISION_DATA, Shape, ViTShape, preset_shape
 from diloco_cli.config.settings import RunSettings
@@ -64,10 +65,22 @@ def shape_of(run: RunSettings) -> Shape:
     return preset_shape(preset, run.model.vocabulary)
 
 
+class _Undrawn(TorchFunctionMode):
+    """Draws no values for what has none: torch would import its compiler for that, as long as importing torch takes."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if function in (torch.Tensor.normal_, nn.init.normal_):
+            drawn: torch.Tensor = args[0] if args else given["tensor"]
+            if drawn.is_meta:
+                return drawn
+        return function(*args, **given)
+
+
 def build_model_on_meta(run: RunSettings) -> nn.Module:
     """Names and shapes only. A user's model that cannot be built so is built on the CPU."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Undrawn():
             return build_model(run)
     except UsageError:
         if not run.model.entrypoint:

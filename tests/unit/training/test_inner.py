@@ -292,11 +292,14 @@ ROOT = Path(__file__).resolve().parents[3]
 LIFE = """
 import sys
 import torch
+import diloco_cli.learner.daemon
 from diloco_cli.config.settings import InnerSettings
+from diloco_cli.tasks.build import build_model_on_meta
 from diloco_cli.training.inner import build_optimizer, restore_inner_state, saved_moments
 from tests.benchmarks.micro_batch import replica_of
 
 replica = replica_of("gpt-pico")
+assert all(parameter.is_meta for parameter in build_model_on_meta(replica.settings).parameters())
 for optimizer in (build_optimizer(replica.model, InnerSettings(name=name)) for name in ("adamw", "sgd", "muon")):
     replica.optimizer = optimizer
     for _ in range(2):
@@ -304,11 +307,11 @@ for optimizer in (build_optimizer(replica.model, InnerSettings(name=name)) for n
     moments = saved_moments(replica.model, optimizer)
     assert moments is None or restore_inner_state(replica.model, optimizer, moments.encode())
     optimizer.load_state_dict(optimizer.state_dict())
-print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
+print([name for name in ("torch._dynamo", "torch._inductor", "torch.distributed.tensor") if name in sys.modules])
 """
 
 
-def test_nothing_of_the_compiler_is_imported() -> None:
+def test_a_launch_and_a_learner_of_one_device_import_neither_the_compiler_nor_sharded_tensors() -> None:
     done = subprocess.run([sys.executable, "-c", LIFE], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
