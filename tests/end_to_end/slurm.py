@@ -126,14 +126,28 @@ class Cluster:
         os.kill(int(path.read_text()), signal.SIGKILL)
         path.unlink()
 
+    def processes(self) -> list[psutil.Process]:
+        """All of the cluster, and of its jobs: they have its configuration, which lies in a folder of its own."""
+        mine, found = f"\0SLURM_CONF={self.environment['SLURM_CONF']}\0".encode(), []
+        for one in psutil.process_iter():
+            with suppress(OSError, psutil.Error):  # slurmstepd overwrites the beginning with its title
+                if mine in b"\0" + Path(f"/proc/{one.pid}/environ").read_bytes():
+                    found.append(one)
+        return found
+
     def kill_steps(self, number: str) -> None:
         """What Slurm keeps beside the processes of this job."""
-        mine = f"slurmstepd: [{number}."
-        for one in psutil.process_iter(["cmdline"]):
-            if " ".join(one.info["cmdline"] or []).startswith(mine) and self.base.name in one.environ().get(
-                "SLURM_CONF", ""
-            ):
+        for one in self.processes():
+            if " ".join(one.cmdline()).startswith(f"slurmstepd: [{number}."):
                 one.kill()
+
+    def end(self) -> None:
+        """Whatever a test has left of it: a job's processes outlive the daemons."""
+        while found := self.processes():
+            for one in found:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            psutil.wait_procs(found, 10.0)
 
     def own(self, place: Path) -> None:
         """Give all of it to the user."""
@@ -164,13 +178,11 @@ def cluster(name: str = "diloco") -> Iterator[Cluster]:
         )
         (base / "slurm.conf").write_text(text)
         place = Cluster(base)
-        ends.callback(_end, base / "run")
+        ends.callback(place.end)
         for words in (("slurmctld", "-i", "-c"), ("slurmd", "-N", "us0"), ("slurmd", "-N", "eu0")):
             place.start(*words)
         eventually(lambda: set(place.ask("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"}, 60.0)
         yield place
-        for number, _, _ in place.living().values():
-            place.run("scancel", number)
 
 
 def eventually(holds: Callable[[], object], within_s: float) -> None:
@@ -271,12 +283,3 @@ def _free_ports(number: int) -> list[int]:
     with ExitStack() as sockets:
         bound = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
         return [one.getsockname()[1] for one in bound]
-
-
-def _end(folder: Path) -> None:
-    """Those that were started, by the pids that they wrote."""
-    for path in sorted(folder.glob("*.pid")):
-        with suppress(ValueError, ProcessLookupError):
-            os.kill(int(path.read_text()), signal.SIGTERM)
-    with suppress(AssertionError):
-        eventually(lambda: not any(folder.glob("*.pid")), 10.0)

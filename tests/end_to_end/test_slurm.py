@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.end_to_end.slurm import NAMES, WITHIN_S, eventually, quickstart, why_not
+from tests.end_to_end.slurm import NAMES, WITHIN_S, cluster, eventually, quickstart, why_not
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_a_cluster_that_is_left_early_leaves_no_process() -> None:
+    with pytest.raises(AssertionError, match="early"), cluster() as place:
+        place.ask("sbatch", "-o", "/dev/null", "--wrap", "trap '' TERM; sleep 600 & wait")
+        eventually(lambda: any("slurmstepd: [" in " ".join(one.cmdline()) for one in place.processes()), WITHIN_S)
+        raise AssertionError("early")
+    assert not place.processes()
+
+
 def test_a_run_of_jobs_is_edited_launched_broken_taken_away_and_stopped() -> None:
     with quickstart() as jobs:
         jobs.launch("--emit=jobs")
