@@ -231,7 +231,13 @@ MEANS: dict[DataClass, str] = {
     "external": "positions not checked: its loader may repeat samples",
 }
 LOCAL_INFRA = ("local", "ssh")
+EngineKind = Literal["ssh", "slurm", "kubernetes"]  # to which `launch` submits
 NAMED_INFRA = {"ssh": "HOST", "slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD", LOOP: "addressed"}
+SITE_KEYS: dict[EngineKind, set[str]] = {  # of an entry of `sites:`, by its engine
+    "ssh": {"via", "directory", "setup", "install"},
+    "slurm": {"via", "directory", "setup", "install", "account", "options"},
+    "kubernetes": {"image", "context", "options"},
+}
 INFRA_FORMS = ", ".join([*LOCAL_INFRA, *(f"{kind}/{what}" for kind, what in NAMED_INFRA.items())])
 VIA = r"^ssh [A-Za-z0-9][A-Za-z0-9._:@%+-]*$"
 WHEEL = r"^wheel(\[[a-z]+(,[a-z]+)*\])?$"

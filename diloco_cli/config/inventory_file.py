@@ -24,6 +24,7 @@ from diloco_cli.config.fields import (
 from diloco_cli.config.hardware import (
     CPU,
     FABRIC_KINDS,
+    SITE_KEYS,
     Accelerators,
     Device,
     Fabric,
@@ -279,21 +280,14 @@ def _check_regions(inventory: Inventory, places: Places) -> None:
             )
 
 
-USED = {  # of a site's keys, by its engine
-    "slurm": {"via", "directory", "setup", "install", "account", "options"},
-    "ssh": {"via", "directory", "setup", "install"},
-    "kubernetes": {"image", "context", "options"},
-}
-SITE_KEYS = set().union(*USED.values())
-
-
 def _check_sites(inventory: Inventory, places: Places) -> None:
     installs = dict[tuple[str | None, str, str], str]()
     for name, site in inventory.sites.items():
         where, at = places.of(f"sites.{name}.engine", places.tree.where), f"sites.{name}"
-        for key in sorted(SITE_KEYS - USED[site.engine]):
+        used = SITE_KEYS[site.engine]
+        for key in sorted(set[str]().union(*SITE_KEYS.values()) - used):
             if getattr(site, key):
-                has = f"a site of {site.engine} has no {key}; it has: {', '.join(sorted(USED[site.engine]))}"
+                has = f"a site of {site.engine} has no {key}; it has: {', '.join(sorted(used))}"
                 raise UsageError(f"{at}: {has}", where=places.of(f"{at}.{key}", where))
         if site.engine == "slurm" and site.via is not None and not (site.directory or "").startswith("/"):
             raise UsageError(

@@ -235,7 +235,7 @@ class SyncSettings(Settings, frozen=True):
     drift_rounds: Annotated[Whole, doc("a learner pauses after so many rounds without a merge")] = 4
     skip_after_s: Annotated[
         LongDuration,
-        doc("a slot without a quorum is skipped after this long, or after four slots, where these take longer"),
+        doc("a slot without a quorum is skipped, if later ones have offers, after this long, or four slots if longer"),
     ] = 60.0
 
     @property
@@ -468,7 +468,7 @@ class MachineSettings(Settings, frozen=True):
 class Site(Settings, frozen=True):
     """What a name means in `infra: ENGINE/NAME`, where jobs are submitted. Nothing of it goes into a bucket."""
 
-    engine: Literal["slurm", "ssh", "kubernetes"]
+    engine: hardware.EngineKind
     via: Annotated[Annotated[str, matching(hardware.VIA, "`ssh HOST`")] | None, doc("where its commands run")] = None
     directory: Annotated[Text | None, doc("of the jobs there; all nodes see it")] = None
     setup: Annotated[Text | None, doc("a line of shell before `diloco`")] = None

@@ -20,7 +20,7 @@ READ_STATUSES = {4: "its run was not found", 11: "a data check failed"}
 HOPELESS_STATUSES = {
     2: "its settings are not valid",
     3: "its plan is infeasible",
-    8: "a safety rail refused",
+    8: "it was refused",
     12: "the run failed in it",
 }
 REASONS = (DONE_STATUSES, OUTSIDE_STATUSES, READ_STATUSES, HOPELESS_STATUSES)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diloco_cli.clock import monotonic_s, sleep_s, wall_s
-from diloco_cli.config.hardware import data_class_of
+from diloco_cli.config.hardware import SITE_KEYS, data_class_of
 from diloco_cli.config.settings import RESERVED_NAMES, SyncerSettings
 from diloco_cli.environment import environment_value, environment_with
 from diloco_cli.errors import DilocoError, NoSpaceError, RunFailedError, TryAgainError, UsageError
@@ -192,7 +192,7 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 LOCAL = "local"
-ENGINES = frozenset({"slurm", "ssh", "kubernetes"})  # to which `launch` submits
+ENGINES = frozenset(SITE_KEYS)  # to which `launch` submits
 
 
 @dataclass(frozen=True)

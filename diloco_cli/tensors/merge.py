@@ -67,7 +67,8 @@ Use = Callable[[int, torch.Tensor], None]
 Tensors = Mapping[str, torch.Tensor]
 OuterStep = Callable[[OuterSettings, Tensors, torch.Tensor, Tensors], None]
 """(settings, version, delta, next version): writes the next version's `parameters` and buffers, [n] each, without
-temporaries; `delta` may be overwritten."""
+temporaries; `delta` may be overwritten, and the next version's first buffer holds anything before. Parameters alone are
+checked for finite values: a step that makes a buffer infinite must make them so, too."""
 
 
 Granularity = Literal["tensor", "row"]
@@ -418,7 +419,7 @@ def apply_merge(settings: OuterSettings, merging: Merging, before: Tensors, afte
         block = slice(start, start + delta.numel())
         moved = {name: tensor[block] for name, tensor in after.items()}
         outer_step(settings, {name: tensor[block] for name, tensor in before.items()}, delta, moved)
-        if not _finite(moved["parameters"]):  # a buffer that is not finite makes parameters that are not
+        if not _finite(moved["parameters"]):
             finite = False
 
     directions = after[record.buffers[0]] if record.buffers else torch.empty_like(after["parameters"])

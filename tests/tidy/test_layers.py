@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "diloco_cli"
 LAYERS: list[set[str]] = [
     {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout", "plots"}
-    | {"ed25519", "signing", "formulas", "methods"},
+    | {"signing", "formulas", "methods"},
     {"store"},
     {"config"},
     {"tensors", "protocol", "faults"},

@@ -84,7 +84,7 @@ class Progress:
         self.island: Island = island
         self.position = position
         self.steps = 0
-        self.steps_since_commit = 0
+        self.steps_since_merge = 0
         self.local_steps = float(island.local_steps)
         self.next_seq = 0
         pace = run.settings.sync.local_steps
@@ -123,13 +123,13 @@ class Progress:
         return self._within_drift()
 
     def _within_drift(self) -> StepPermit:
-        drift = min(self.steps_since_commit, max(book.steps for book in self.books))
+        drift = min(self.steps_since_merge, max(book.steps for book in self.books))
         return may_step(drift, self.local_steps, self.run.settings.sync.drift_rounds)
 
     def stepped(self, tokens: int) -> None:
         """One inner step on `tokens` tokens was done."""
         self.steps += 1
-        self.steps_since_commit += 1
+        self.steps_since_merge += 1
         self.position += tokens
         self.aim.stepped(self.local_steps)
         for book in self.books:
@@ -142,7 +142,7 @@ class Progress:
             self.head_tokens,
             settings.train.tokens,
             self.run.round_tokens,
-            self.steps_since_commit,
+            self.steps_since_merge,
             self.local_steps,
             settings.sync.drift_rounds,
         )
@@ -317,7 +317,7 @@ class Progress:
             return False
         rolled_back = self.is_behind_rollback(state)
         if state.merges > self._merges or rolled_back:  # skips are no news: they bring no version to adopt
-            self.steps_since_commit = 0
+            self.steps_since_merge = 0
             self.turn.heard()
         self.log_n, self._merges = state.n, state.merges
         self.head_tokens = state.tokens(self.run.layout)
@@ -391,7 +391,7 @@ class Progress:
         readmitted = self.quarantined is not None and quarantined is None
         self.quarantined = quarantined
         if readmitted:
-            self.steps_since_commit = 0
+            self.steps_since_merge = 0
             self.begin_at(self.position)
         return readmitted
 

@@ -373,7 +373,8 @@ def _without(norms: Norms, learner: str) -> Norms:
 
 class Revoke(Commit, tag="revoke", frozen=True, kw_only=True):
     """The public key `key` (of `learner`, if it was a learner's) counts for nothing that is judged after this commit.
-    What merges have used stays. What it has offered is refused, and nothing below its fingerprint is read any more."""
+    What merges have used stays; offers that the syncer has read are refused (`key_revoked`), and nothing else below its
+    fingerprint is read any more. Whoever holds the key ends with 8 once it hears of this (ARCHITECTURE.md, Keys)."""
 
     key: str
     learner: str | None = None

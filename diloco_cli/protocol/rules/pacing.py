@@ -61,7 +61,7 @@ def may_step(drift: int, local_steps: float, drift_rounds: int) -> StepPermit:
     parameters."""
     if drift < drift_rounds * local_steps:
         return StepPermit(True)
-    return StepPermit(False, f"no commit for {drift} own steps ({drift_rounds} rounds): the drift bound")
+    return StepPermit(False, f"no merge for {drift} own steps ({drift_rounds} rounds): the drift bound")
 
 
 def fraction_of_run(

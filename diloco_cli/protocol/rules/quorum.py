@@ -204,14 +204,15 @@ def next_window_s(facts: SlotFacts, slot_s: float) -> float:
     return from_s + slot_s + FOLLOWS * min(max(behind_s, -max_s), max_s)
 
 
-def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> SlotDecision:
+def decide_slot(facts: SlotFacts, grace: Grace, wait_s: float) -> SlotDecision:
     """Merge at quorum plus grace; earlier when all expected learners have offered; skip a slot whose quorum cannot be
     reached while offers for later slots wait; otherwise wait, and say for what.
 
     present < K                 wait; skip once its window is open and fewer than K learners alive can still come, or
                                 when K of them have passed it by and its window would be over, or after
-                                `skip_after_s` with offers for later slots
-    K > alive                   the same: the quorum is not lowered; the learners drift up to their bound, then pause
+                                `wait_s` with offers for later slots
+    K > alive                   wait, or skip for the last two reasons: the quorum is not lowered; the learners drift up
+                                to their bound, then pause
     present >= expected, >= K   merge at once (also one learner alone, and where no learner counts as alive)
     present >= K otherwise      merge when the grace is over, which is at once where there is no slack
     """
@@ -222,8 +223,8 @@ def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> SlotDeci
             return SlotDecision(
                 "skip", f"{missing}, and {facts.passed} of {facts.alive} alive have passed this slot by"
             )
-        if facts.later_offers and facts.now_s - facts.waiting_since_s >= skip_after_s:
-            return SlotDecision("skip", f"{missing} after {skip_after_s:g} s, while later slots wait")
+        if facts.later_offers and facts.now_s - facts.waiting_since_s >= wait_s:
+            return SlotDecision("skip", f"{missing} after {wait_s:g} s, while later slots wait")
         return SlotDecision("wait", missing)
     if facts.present >= facts.expected:
         return SlotDecision("merge", f"all {facts.present} learners are here that may come")

@@ -281,7 +281,7 @@ def test_only_merges_are_news_for_the_drift_bound() -> None:
     run = make_run(fragments=1, drift_rounds=2)
     progress, state, _ = ready(run)
     stepped(progress, 4)
-    assert not progress.may_step().allowed and "no commit for 8 own steps" in progress.may_step().reason
+    assert not progress.may_step().allowed and "no merge for 8 own steps" in progress.may_step().reason
     state = follow(state, "skip", run, slot=0)
     hear(progress, state)
     assert not progress.may_step().allowed, "a skip brings nothing to adopt"
@@ -308,13 +308,13 @@ def test_with_rebase_it_fills_the_next_offer_while_one_is_on_its_way_and_drops_b
     state, most = genesis(RUN), max_steps(RUN)
     for merges in (True, False):
         while progress.may_step().allowed:
-            progress.steps_since_commit = 0
+            progress.steps_since_merge = 0
             progress.stepped(BATCH)
         assert progress.full() == [0]
         (draft,) = progress.standing(0.0)
         assert draft.steps == most and progress.may_step().allowed
         for _ in range(most):
-            progress.steps_since_commit = 0
+            progress.steps_since_merge = 0
             progress.stepped(BATCH)
         assert not progress.may_step().allowed and not progress.overgrown()
         state = merge(state, took(draft), run=RUN) if merges else merged_without(state, 0)

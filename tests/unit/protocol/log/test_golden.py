@@ -1,6 +1,7 @@
 """The bytes of every kind of record, as files: what is written today can be read by whoever has this schema.
 
-A file changes only together with a schema number in protocol/log/records.py; then write them anew:
+A file changes only together with a schema number in protocol/log/records.py, or by a key with a default that an older
+version may ignore; then write them anew:
 
     python -m tests.unit.protocol.log.test_golden
 """
