@@ -213,7 +213,7 @@ def bandwidth(
     plan need and have: diloco plan.
     """
     from diloco_cli.forecast.bandwidth import BUCKETS, FITTED, Exchange, published_rows, rows_of
-    from diloco_cli.plan.fabric import BACKWARD_SHARE
+    from diloco_cli.plan.candidates import BACKWARD_SHARE
     from diloco_cli.plan.link import CODEC_BITS
 
     constants: dict[str, float] = {"buckets": BUCKETS, "backward_share": BACKWARD_SHARE}

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
-from diloco_cli.plan.fabric import BACKWARD_SHARE
+from diloco_cli.plan.candidates import BACKWARD_SHARE
 from diloco_cli.plan.flow import GRADIENT_BITS, fragment_offsets
 
 GIGA = 1e9

@@ -30,8 +30,7 @@ from diloco_cli.config.models import FragmentSizes, ModelFacts
 from diloco_cli.config.settings import IslandSettings, RunSettings, SyncSettings
 from diloco_cli.formulas import formula
 from diloco_cli.methods import CODECS, OUTER_OPTIMIZERS
-from diloco_cli.plan.candidates import Candidate, availability_of
-from diloco_cli.plan.fabric import BACKWARD_SHARE
+from diloco_cli.plan.candidates import BACKWARD_SHARE, Candidate, availability_of
 from diloco_cli.plan.link import (
     BESIDE_MOMENTS,
     CODEC_BITS,
