@@ -177,6 +177,7 @@ class Witness(Observer):
         known = state.learner(learner.name)
         for draft in self.offered.values():
             settled = (
-                draft.slot < state.slot or known.floor > learner.joined.incarnation or known.has_outcome(draft.seq)
-            )
+                draft.slot < state.slot or draft.base.version < state.base_floor
+                or known.floor > learner.joined.incarnation or known.has_outcome(draft.seq)
+            )  # fmt: skip
             expect(settled, "loss", f"{learner.name} left, and did not wait for what became of its offer {draft.seq}")

@@ -254,7 +254,7 @@ OF_LEARNERS: dict[str, Mutant] = {
     "rebase counts what was merged": Mutant(_books(learners.CountsFromTheAdoption), frozenset("2"), _rebases),
     "uploads dropped at a rollback": Mutant(
         Actors(learner=learners.DropsUploads),
-        frozenset({"4", "liveness", "loss"}),
+        frozenset({"genuine"}),
         _rolls_back_slowly,
         longer=LONG // 3,
     ),
