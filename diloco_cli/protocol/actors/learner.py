@@ -311,7 +311,7 @@ class Follower:
                 raise self._fenced()
             self.head = (self.state, since_s, seen_s)
         if self.state.slot > known.slot:  # an evaluation may come right before a merge, which is a slot after another
-            self.found_s = seen_s
+            self.found_s = self._appeared_s(self.state.slot - known.slot, since_s, seen_s)
         if self.state.base_floor > known.base_floor:
             # All versions of a rollback at once, so that nobody trains on a mixture of old and restored fragments. One
             # that cannot be read is left for later: a merge must supersede it, so none may wait for it.
@@ -325,6 +325,13 @@ class Follower:
         yield from together([self._pass_on(output, seen_s) for output in self._wanted()])
         self._tell_trouble()
         return news
+
+    def _appeared_s(self, slots: int, since_s: float, seen_s: float) -> float:
+        """When the newest merge's commit was due, `slots` after the one before: a version that took long to fetch must
+        not make it seem later, or the next one would be found later still. It was not there yet at `since_s`."""
+        if self.found_s is None:
+            return seen_s
+        return min(max(since_s, self.found_s + slots * self._slot_s()), seen_s)
 
     def _pass_on(self, output: FragmentVersion, seen_s: float) -> Steps[None]:
         version = yield from self._fetch(output, seen_s)

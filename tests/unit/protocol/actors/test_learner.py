@@ -13,7 +13,7 @@ import pytest
 from diloco_cli.errors import FencedError, TerminatedError
 from diloco_cli.protocol.actors.learner import LOOKS_FOR_ROLLBACK, PAUSE_S, Fragments, Moments, Phase, Stopwatch
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
-from diloco_cli.protocol.log.keys import commit_key, delta_key, heartbeat_key, incarnation_key
+from diloco_cli.protocol.log.keys import commit_key, delta_key, heartbeat_key, incarnation_key, weights_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation
 from diloco_cli.protocol.log.records import MergedOffer, Offer, Outcome, Timings, decode
 from diloco_cli.protocol.log.state import LearnerState
@@ -482,6 +482,25 @@ def test_a_merge_is_found_when_it_is_due_though_an_evaluation_came_right_before_
     merged_s = living.world.now_s
     living.until(lambda: living.learner.follower.state.n == 3)
     assert living.world.now_s - merged_s < 2.5, "not a slot of 10 s later"
+
+
+def test_a_merge_that_is_found_late_as_a_version_took_long_to_fetch_makes_it_look_no_later_for_the_next() -> None:
+    living = Living(WrittenLog(with_steps(make_run(fragments=1), 2.5)))  # slots of 10 s
+    living.world.pause(living.actor)
+    first = living.log.merge(90, applied("l1"))
+    slow = weights_key(first.fragment, first.version, 1, first.weights_digest)
+    living.world.latency_s = lambda actor, operation: (
+        19.0 if isinstance(operation, Get) and operation.key == slow else 0.001
+    )
+    living.until(lambda: living.learner.follower.state.n == 1)
+    living.world.run_for(10.0)
+    living.log.merge(80, applied("l1", 1, base=1, data_start=8, data_end=16))
+    living.until(lambda: living.learner.follower.state.n == 2)
+    living.world.run_for(1.0)
+    living.log.merge(70, applied("l1", 2, base=2, data_start=16, data_end=24))
+    merged_s = living.world.now_s
+    living.until(lambda: living.learner.follower.state.n == 3)
+    assert living.world.now_s - merged_s < 1.0, "not most of a slot of 10 s later"
 
 
 def test_in_short_slots_it_looks_all_the_time_and_ever_less_often_when_a_commit_is_late() -> None:
