@@ -216,7 +216,9 @@ class Search:
                 yield kept, point
                 points.append(point)  # all of them may be too many, and fewer need its settings
         if len(everyone) <= MANY_ISLANDS:
-            each = [[self.tuned((i,), own._replace(pair=pair)) for pair in self.space.codecs] for i in everyone]
+            settings = product(self.space.codecs, self.space.fragments)
+            points_alone = [own._replace(pair=pair, fragments=fragments) for pair, fragments in settings]
+            each = [[self.tuned((i,), point) for point in points_alone] for i in everyone]
             alone = [max(of_one, key=lambda fleet: self.worth(*fleet)) for of_one in each]
             yield from sorted(alone, key=lambda fleet: -self.worth(*fleet))[:STARTS]
         for best in (of_settings.values(), of_pace.values()):
@@ -234,7 +236,8 @@ class Search:
         yield kept, Point((sync.codec, sync.weights_codec), sync.fragments, sync.every, own.quorum)
 
     def _coarse(self, own: Point) -> Iterator[tuple[int, Point]]:
-        """(the fastest island, settings): of the longest rounds first, each with all islands that it may have."""
+        """(the fastest island, settings): every pace with one codec and number of fragments before the next, so that of
+        many islands, for which not all can be tried, no pace is left out; the longest rounds first."""
         most, paces, last_s = self.space.every or MAX_EVERY, {(0, own.every): None}, math.inf
         rounds_s = [most * candidate.step_s for candidate in reversed(self.pool(own.fragments))]
         if self.limits:
@@ -243,7 +246,7 @@ class Search:
             if round_s <= ROUNDS_APART * last_s:
                 last_s = round_s
                 paces[self._pace(round_s, own.fragments)] = None
-        for (pacer, every), pair, fragments in product(paces, self.space.codecs, self.space.fragments):
+        for pair, fragments, (pacer, every) in product(self.space.codecs, self.space.fragments, paces):
             yield pacer, Point(pair, fragments, every, own.quorum)
 
     def _pace(self, round_s: float, fragments: int) -> tuple[int, int]:
