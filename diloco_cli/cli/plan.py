@@ -182,7 +182,8 @@ def _confirmed(found: Resolved, simulate: bool | None, is_screen: bool) -> dict[
     made, span, said = found.plan, LONG if simulate else BRIEF, dict[str, Any]()
     offers = offers_to_confirm(made, LONG)
     if offers > LONG.most_offers:
-        why = f"take {offers:,.0f} simulated offers, more than {LONG.most_offers:,}"
+        too_many = f"take {offers:,.0f} simulated offers, more than {LONG.most_offers:,}"
+        why = f"{too_many}: the closed form alone says what is merged"
     else:
         why = "" if offers_to_confirm(made, span) <= span.most_offers else "take longer; --simulate does it"
     with progress("simulating the run") as shown:

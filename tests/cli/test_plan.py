@@ -313,6 +313,7 @@ def test_the_frontier_with_a_simulation_says_what_it_confirms(diloco, monkeypatc
     text = diloco(*FOUR, "--without", "eu-spot", "--frontier", "--simulate", fast=False)
     places = [text.index(part) for part in ("asked for by", "\nconfirmed  no: ", "\nsimulated ")]
     assert places == sorted(places)
+    assert "more than 1: the closed form alone says what is merged" in " ".join(text.split())
 
 
 def test_the_frontier_is_drawn_with_a_point_for_each_plan(diloco, tmp_path):
