@@ -173,6 +173,7 @@ OFF: dict[str, Off] = {
         frozenset({"liveness"}),
         forger=False,
         flooder=True,
+        first=2,
     ),
     "a flood of offers is read at once": Off(
         inbox,
@@ -182,10 +183,10 @@ OFF: dict[str, Off] = {
         forger=False,
         flooder=True,
         also=((inbox, "MAX_PENDING_ROUNDS", 1 << 30), (inbox.Inbox, "_fetch_portion", whole_portion)),
-        first=21,
+        first=37,
     ),
     "claims are read one by one": Off(
-        claims, "furthest", one_by_one, frozenset({"liveness"}), forger=False, flooder=True
+        claims, "furthest", one_by_one, frozenset({"liveness"}), forger=False, flooder=True, first=3
     ),
     "every mailbox is kept": Off(
         inbox,
