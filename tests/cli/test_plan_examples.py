@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from diloco_cli.forecast.goodput import simulated
 from diloco_cli.launch.plan_files import resolve
 from diloco_cli.plan.plan import Plan
+from tests.forked import run_diloco
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plan"
 LET_IN = ["sync.codec=int4", "sync.weights_codec=int4", "sync.every=221"]
 
 
+@cache
 def planned(*overrides: str, run: str = "run.yaml") -> Plan:
     return resolve(EXAMPLES / run, overrides, anew=True).plan
 
@@ -81,8 +85,14 @@ def module_of(name: str) -> ModuleType:
     return module
 
 
-def test_the_readme_shows_what_the_commands_print() -> None:
+def forked(words: list[str], cwd: Path, env: dict[str, str], **_: bool) -> subprocess.CompletedProcess[str]:
+    """`python -m diloco_cli ...` as a fork of one that has loaded everything."""
+    return run_diloco(*words[3:], folder=cwd, COLUMNS=env["COLUMNS"])
+
+
+def test_the_readme_shows_what_the_commands_print(monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_of("record")
+    monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=forked))
     text = module.README.read_text(encoding="utf-8")
     blocks = list(module.BLOCK.finditer(text))
     assert len(blocks) >= 6

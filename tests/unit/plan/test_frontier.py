@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 
@@ -27,8 +28,14 @@ def _two_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "measured", lambda: TRIALS)
 
 
-def found(inventory: Inventory = PRICED, limits: Goal | None = None, run: RunSettings = RUN) -> list[Plan]:
-    return frontier(lambda goal: outline(run, inventory, MODEL, goal, {}), limits or Goal())
+@cache
+def planned(goal: Goal) -> Plan:
+    """Several tests ask for the same."""
+    return outline(RUN, PRICED, MODEL, goal, {})
+
+
+def found(inventory: Inventory = PRICED, run: RunSettings = RUN) -> list[Plan]:
+    return frontier(lambda goal: outline(run, inventory, MODEL, goal, {}), Goal())
 
 
 def worth(plan: Plan) -> tuple[float, float, float]:
@@ -36,38 +43,38 @@ def worth(plan: Plan) -> tuple[float, float, float]:
 
 
 def test_none_is_better_in_all_and_the_ends_are_the_best_of_each() -> None:
-    plans = found()
+    plans = frontier(planned, Goal())
     assert len(plans) >= 3
     for index, plan in enumerate(plans):
         for other in plans[:index] + plans[index + 1 :]:
             assert any(mine < its for mine, its in zip(worth(plan), worth(other), strict=True))
     for which, objective in enumerate(("tokens", "cost", "loss")):
-        best = outline(RUN, PRICED, MODEL, Goal(objective), {})
+        best = planned(Goal(objective))
         assert min(worth(plan)[which] for plan in plans) <= worth(best)[which] * (1 + BETTER)
     days = [plan.prediction.days_to_target for plan in plans]
     assert days == sorted(days)
 
 
 def test_all_of_them_are_within_the_limits_and_are_had_by_their_goals() -> None:
-    whole = found()
+    whole = frontier(planned, Goal())
     deadline_s = 86_400 * (whole[0].prediction.days_to_target + whole[-1].prediction.days_to_target) / 2
-    plans = found(limits=Goal(budget_per_h=1000.0, deadline_s=deadline_s))
+    plans = frontier(planned, Goal(budget_per_h=1000.0, deadline_s=deadline_s))
     assert plans and all(86_400 * plan.prediction.days_to_target <= deadline_s for plan in plans)
     for plan in plans:
         printed = re.fullmatch(r"--objective (\w+) --budget 1000/h --deadline '([\d.]+) d'", goal_words(plan.goal))
         assert printed
         again = Goal(plan.goal.objective, 1000.0, None, parse_duration(f"{printed[2]} d"))
-        assert worth(outline(RUN, PRICED, MODEL, again, {})) == pytest.approx(worth(plan))
+        assert worth(planned(again)) == pytest.approx(worth(plan))
 
 
 def test_a_deadline_is_planned_as_it_is_printed() -> None:
     asked: list[Goal] = []
 
-    def planned(goal: Goal) -> Plan:
+    def noted(goal: Goal) -> Plan:
         asked.append(goal)
-        return outline(RUN, PRICED, MODEL, goal, {})
+        return planned(goal)
 
-    frontier(planned, Goal())
+    frontier(noted, Goal())
     days = [goal.deadline_s / 86_400 for goal in asked if goal.deadline_s]
     assert len(days) >= 5 and days == pytest.approx([float(f"{each:.3g}") for each in days], rel=1e-12)
     assert goal_words(Goal("cost", budget_total=20_000.0, deadline_s=1230 * 86_400)).endswith(
