@@ -34,7 +34,7 @@ from diloco_cli.protocol.log.mending import MOST_WANTED, Mender, patient_log
 from diloco_cli.protocol.log.operations import Create, Now, Put, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat, Timings
 from diloco_cli.protocol.log.state import LEARNER, LearnerState, RunPhase, RunState, moved
-from diloco_cli.protocol.rules.pacing import expected_slot_s, fence_check_every_s, next_request_s
+from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, expected_slot_s, fence_check_every_s, next_request_s
 from diloco_cli.protocol.rules.quorum import moving_average
 from diloco_cli.signing import learner_signer
 
@@ -328,10 +328,12 @@ class Follower:
 
     def _appeared_s(self, slots: int, since_s: float, seen_s: float) -> float:
         """When the newest merge's commit was due, `slots` after the one before: a version that took long to fetch must
-        not make it seem later, or the next one would be found later still. It was not there yet at `since_s`."""
-        if self.found_s is None:
+        not make it seem later, or the next one would be found later still. It was not there yet at `since_s`. In short
+        slots requests are dense by the time of the find itself, also where the syncer is behind."""
+        slot_s = self._slot_s()
+        if self.found_s is None or slot_s < SHORT_SLOT_S:
             return seen_s
-        return min(max(since_s, self.found_s + slots * self._slot_s()), seen_s)
+        return min(max(since_s, self.found_s + slots * slot_s), seen_s)
 
     def _pass_on(self, output: FragmentVersion, seen_s: float) -> Steps[None]:
         version = yield from self._fetch(output, seen_s)
