@@ -3,7 +3,7 @@
 Only settings that the user did not pin are searched. Every fleet is evaluated by `flow.run_fleet`, as the plan itself
 is. Its limits: the syncer's slot (calls, bytes, processor), each island's two lanes to the store (link.py), each rank's
 memory with all that is on its way. Where H is searched, a part of syncer and lanes stays free; what breaks
-a limit is taken only where nothing else comes near it. Rounds that a run lacks to LEAST_ROUNDS cost in proportion.
+a limit is taken only where nothing else comes near it. Rounds that a run lacks to LEAST_ROUNDS cost some loss.
 Where H is given, links and memory have to hold the run, and a warning tells the rest.
 
 A coarse scan of rounds and settings, each with the islands that such a round may have and the syncer carries, gives
@@ -51,7 +51,8 @@ BEYOND = 0.1  # what a fleet that breaks a limit is worth beside one that does n
 LEAST_STEPS = 4  # of each island in a round, where H is searched: with fewer its offers come late, and others wait
 PER_DOUBLING = 0.004  # of the tokens, guessed: the more fragments beyond 24, the more slots until a run has its pace
 LEAST_SLOT_S = 0.1  # that is searched: the log grows by a commit a slot, and each takes a syncer's processor some 10 ms
-LEAST_ROUNDS = 100  # of a run whose H is searched: half as many are worth half as much
+LEAST_ROUNDS = 100  # of a run whose H is searched
+PERCENT_A_HALVING = 4.0  # of loss, guessed, for half as many: from 200 to 100 it was 2 %, at 20 9 % (examples/quality)
 HALVING_PERCENT = 10.0  # of loss: so much of it makes a fleet worth half
 PER_LOG_SPEED = 1e-3  # less than a tenth of a percent of loss, whatever the speed: it decides between equals
 CLIMB = (4.0, 2.0, 2**0.5, 2**0.25, 2**0.125, 2**0.0625)  # factors of H
@@ -456,7 +457,7 @@ class Search:
         worth = score(fleet, self.run, self.model, self.goal, 1 - many) or 0.0
         if self.limits:
             rounds = self.run.train.tokens / (fleet.tokens_per_s * fleet.served_round_s)
-            worth *= min(1.0, rounds / LEAST_ROUNDS)
+            worth /= 1 + PERCENT_A_HALVING * max(0.0, math.log2(LEAST_ROUNDS / rounds)) / HALVING_PERCENT
         if len(self.space.fragments) > 1 and len(fleet.kept) * fleet.schedule.fragments > SNAPSHOT_HOLDS:
             worth *= BEYOND
         return worth
