@@ -138,8 +138,9 @@ class Cluster:
     def kill_steps(self, number: str) -> None:
         """What Slurm keeps beside the processes of this job."""
         for one in self.processes():
-            if " ".join(one.cmdline()).startswith(f"slurmstepd: [{number}."):
-                one.kill()
+            with suppress(psutil.NoSuchProcess):
+                if " ".join(one.cmdline()).startswith(f"slurmstepd: [{number}."):
+                    one.kill()
 
     def end(self) -> None:
         """Whatever a test has left of it: a job's processes outlive the daemons."""
