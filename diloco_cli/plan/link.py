@@ -310,7 +310,7 @@ def kept_at_pace(sync: SyncSettings, load: float) -> float:
     """The share of the progress that can be merged where slots are served `load` times as slowly as planned. Islands
     stand still while a fragment holds as much as an offer may. With `rebase` they go on beside an offer that is on its
     way, so that the next one is full; with `replace` what it holds depends on when the one before was merged."""
-    share = 1.0 if sync.mixing == "rebase" else REPLACED_SHARE
+    share = 1.0 if sync.keeps_progress else REPLACED_SHARE
     return merged_share(share * max_rounds(sync), load) if load > 1 else 1.0
 
 

@@ -48,9 +48,8 @@ from diloco_cli.protocol.log.records import MAX_EXACT, MAX_RECORD_BYTES, Process
 from diloco_cli.protocol.rules.capacity import turns
 from diloco_cli.randomness import nonce
 from diloco_cli.store.open import connections_here, open_store
-from diloco_cli.store.port import Store, StoreForbiddenError
+from diloco_cli.store.port import Store, StoreForbiddenError, gentle
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
-from diloco_cli.store.transfers import gentle
 from diloco_cli.store.wrappers import MeteredStore, ThrottledStore
 
 LARGE_BYTES = 1 << 16

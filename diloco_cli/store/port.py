@@ -11,7 +11,9 @@ that raised may or may not have taken effect, except that a failed create never 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -99,6 +101,19 @@ def holder_bytes(data: bytes) -> int:
 def beginning(data: bytes, max_bytes: int | None) -> bytes:
     """The part of an object in memory that `get` returns."""
     return data if max_bytes is None or len(data) <= max_bytes else data[: max_bytes + 1]
+
+
+IS_GENTLE: ContextVar[Callable[[], bool]] = ContextVar("is_gentle", default=lambda: False)
+
+
+@contextmanager
+def gentle(holds: Callable[[], bool]) -> Iterator[None]:
+    """Uploads of this thread go over one connection while `holds` says so, which is asked again after each part."""
+    before = IS_GENTLE.set(holds)
+    try:
+        yield
+    finally:
+        IS_GENTLE.reset(before)
 
 
 class Store(Protocol):

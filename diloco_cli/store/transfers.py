@@ -4,7 +4,8 @@ One connection to a bucket carries some ten to a hundred megabytes a second on a
 several parts at a time. A failed part is repeated by itself: with many 503s some of a thousand parts fail every time,
 and starting over would never end. If a part fails PART_TRIES times, the caller's policy decides (store/retry.py).
 
-Connections share a link, so an upload that nobody waits for goes over one (`gentle`), and leaves the rest to others.
+Connections share a link, so an upload that nobody waits for goes over one (`gentle` in port.py), and leaves the rest to
+others.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from diloco_cli import randomness
-from diloco_cli.store.port import StoreUnavailableError
+from diloco_cli.store.port import IS_GENTLE, StoreUnavailableError
 from diloco_cli.store.retry import pause_s
 from diloco_cli.units import format_duration
 
@@ -95,22 +95,9 @@ def parts_at_once(num_bytes: int) -> int:
     return max(FEWEST_AT_ONCE, min(num_bytes // BYTES_AT_ONCE, MOST_AT_ONCE))
 
 
-_is_gentle: ContextVar[Callable[[], bool]] = ContextVar("is_gentle", default=lambda: False)
-
-
-@contextmanager
-def gentle(holds: Callable[[], bool]) -> Iterator[None]:
-    """Uploads of this thread go over one connection while `holds` says so, which is asked again after each part."""
-    before = _is_gentle.set(holds)
-    try:
-        yield
-    finally:
-        _is_gentle.reset(before)
-
-
 def uploads_at_once(num_bytes: int) -> int:
     """How many parts of an upload are moved at a time, now."""
-    return 1 if _is_gentle.get()() else parts_at_once(num_bytes)
+    return 1 if IS_GENTLE.get()() else parts_at_once(num_bytes)
 
 
 def spans(start: int, end: int, most_parts: int = MOST_PARTS) -> list[tuple[int, int]]:

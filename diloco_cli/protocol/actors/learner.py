@@ -686,7 +686,7 @@ class Learner:
             self._send(draft)
 
     def _send(self, draft: OfferDraft) -> None:
-        keep = self.run.settings.sync.keeps_progress
+        keep = self.run.settings.sync.mixing == "rebase"
         base = self.fragments.bases[draft.fragment]
         values = self.fragments.send(draft.fragment, draft.seq, keep)
         self.observer.sent(draft)

@@ -30,6 +30,7 @@ from diloco_cli.store.port import (
     StoreGoneError,
     StoreUnavailableError,
     UploadDamagedError,
+    gentle,
 )
 from diloco_cli.store.wrappers import Deadline
 from tests.contract.fake_gcs import Blob, FakeGCS, Kind
@@ -90,7 +91,7 @@ def test_what_is_gentle_goes_up_one_part_after_the_other(
             under_way[0] -= 1
 
     monkeypatch.setattr(GCSStore, "_send", send)
-    with transfers.gentle(lambda: holds):
+    with gentle(lambda: holds):
         assert store.create("large", DATA) == Created()
     assert len(seen) == 6 and max(seen) == most and gs.num_composed == 1 and store.get("large") == DATA
 

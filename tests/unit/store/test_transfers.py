@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from diloco_cli.store import transfers
-from diloco_cli.store.port import StoreUnavailableError
+from diloco_cli.store.port import StoreUnavailableError, gentle
 
 DATA = os.urandom(1000)
 PART = 100
@@ -173,7 +173,7 @@ def test_a_gentle_upload_has_one_connection_until_it_need_not_be_gentle() -> Non
         await asyncio.sleep(0)
         under_way[0] -= 1
 
-    with transfers.gentle(lambda: len(seen) < 4):
+    with gentle(lambda: len(seen) < 4):
         asyncio.run(transfers.in_parallel([part] * 12, partial(transfers.uploads_at_once, 1)))
     assert seen[:4] == [1, 1, 1, 1] and max(seen) == transfers.FEWEST_AT_ONCE
     assert transfers.uploads_at_once(1) == transfers.FEWEST_AT_ONCE, "others of the thread are not gentle"
