@@ -40,24 +40,48 @@ class Compared:
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
-    p, s, stages = plan.prediction, plan.schedule, losses(plan)
-    largest = f"{stages[0][0]} -{100 * stages[0][1]:.1f} %" if stages else "the accelerators"
-    late = plan.syncer.busy_percent > 100
+    """`islands` that take part of `islands_there`; `limited_by` takes `limited_percent` of the speed, or is busy for so
+    much of its slot."""
+    limit, percent = _limit(plan)
     return {
-        "days_to_target": p.days_to_target,
-        "tokens_per_s": p.tokens_per_s,
-        "total": plan.money.total,
-        "loss_percent": p.loss_percent,
-        "islands": f"{len(plan.islands):,} of {len(plan.inventory.islands):,}",
-        "exchange": f"each {s.sync_every} steps, {s.fragments} fragments, {codecs(plan)}",
-        "limited_by": f"the syncer, {plan.syncer.busy_percent:.0f} % busy" if late else largest,
+        **{key: value(plan) for key, value, _ in NUMBERS.values()},
+        "loss_percent": plan.prediction.loss_percent,
+        "islands": len(plan.islands),
+        "islands_there": len(plan.inventory.islands),
+        "sync": _searched(plan),
+        "limited_by": limit,
+        "limited_percent": percent,
     }
 
 
-NUMBERS: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "time": ("days_to_target", lambda days: format_duration(days * DAY_S)),
-    "tok/s": ("tokens_per_s", format_count),
-    "in all": ("total", lambda total: f"{total:,.0f}"),
+def _searched(plan: Plan) -> dict[str, Any]:
+    return {key: getattr(plan.run.sync, key) for key in SEARCHED}
+
+
+def _limit(plan: Plan) -> tuple[str, float]:
+    """What limits the speed most, in percent."""
+    if plan.syncer.busy_percent > 100:
+        return SYNCER, plan.syncer.busy_percent
+    name, share = next(iter(losses(plan)), ("the accelerators", 0.0))
+    return name, 100 * share
+
+
+def _texts(plan: Plan) -> dict[str, str]:
+    """In words, what is no number of `NUMBERS`."""
+    s, (limit, percent) = plan.schedule, _limit(plan)
+    much = f", {percent:.0f} % busy" if limit == SYNCER else f" -{percent:.1f} %" if percent else ""
+    return {
+        "islands": f"{len(plan.islands):,} of {len(plan.inventory.islands):,}",
+        "exchange": f"each {s.sync_every} steps, {s.fragments} fragments, {codecs(plan)}",
+        "limited by": f"{limit}{much}",
+    }
+
+
+SYNCER = "the syncer"
+NUMBERS: Mapping[str, tuple[str, Callable[[Plan], float], Callable[[float], str]]] = {
+    "time": ("days_to_target", lambda plan: plan.prediction.days_to_target, lambda days: format_duration(days * DAY_S)),
+    "tok/s": ("tokens_per_s", lambda plan: plan.prediction.tokens_per_s, format_count),
+    "in all": ("total", lambda plan: plan.money.total, lambda total: f"{total:,.0f}"),
 }
 
 
@@ -65,15 +89,18 @@ def compared_text(compared: Compared) -> str:
     """A line for each thing that people ask for; of the rest, what is different."""
     if compared.now is None:
         return f"{'now':<11}nothing that trains"
-    now, then = _facts(compared.now), _facts(compared.then)
+    both = compared.now, compared.then
     rows = [("", "now", compared.change, "")]
-    for label, (key, text) in NUMBERS.items():
-        if now[key] and then[key]:
-            rows.append((label, text(now[key]), text(then[key]), f"{100 * (then[key] / now[key] - 1):+.1f} %"))
-    if {now["loss_percent"], then["loss_percent"]} != {None}:
-        rows.append(("loss", _loss(now["loss_percent"]), _loss(then["loss_percent"]), ""))
-    rows += [(key, now[key], then[key], "") for key in ("islands", "exchange") if now[key] != then[key]]
-    return "\n".join(table([*rows, ("limited by", now["limited_by"], then["limited_by"], "")]))
+    for label, (_, value, text) in NUMBERS.items():
+        before, after = map(value, both)
+        if before and after:
+            rows.append((label, text(before), text(after), f"{100 * (after / before - 1):+.1f} %"))
+    before_percent, after_percent = (plan.prediction.loss_percent for plan in both)
+    if {before_percent, after_percent} != {None}:
+        rows.append(("loss", _loss(before_percent), _loss(after_percent), ""))
+    now, then = map(_texts, both)
+    rows += [(key, now[key], then[key], "") for key in now if now[key] != then[key] or key == "limited by"]
+    return "\n".join(table(rows))
 
 
 def _loss(percent: float | None) -> str:
@@ -85,7 +112,7 @@ def rival_rows(rivals: Sequence[Rival]) -> list[dict[str, Any]]:
     return [
         {
             "islands": [island.name for island in rival.plan.islands],
-            "sync": {key: getattr(rival.plan.run.sync, key) for key in SEARCHED},
+            "sync": _searched(rival.plan),
             "tokens_per_s": rival.tokens_per_s,
             "better_percent": rival.better_percent,
         }

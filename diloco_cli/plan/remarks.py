@@ -50,7 +50,7 @@ from diloco_cli.plan.link import (
 )
 from diloco_cli.plan.memory import USABLE, Fit, Precision, with_micro_batch
 from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Plan, Schedule, SyncerNeeds
-from diloco_cli.plan.search import FREE_HEADROOM, HEADROOM, LANES, loss_of, score
+from diloco_cli.plan.search import FREE_HEADROOM, HEADROOM, LANES, LEAST_ROUNDS, loss_of, score
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
 from diloco_cli.protocol.rules.quorum import covering_slots
 from diloco_cli.units import format_bandwidth, format_count, format_duration
@@ -484,6 +484,7 @@ def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: Mod
 
 MANY_ISLANDS = 200  # beyond it, only a few changes are tried
 FEW_SETTINGS = 2
+FEWER = 0.45  # of the rounds that the search keeps, or that the plan has: no such change is advised; twice the H may be
 WORTH_MORE = 1.005  # below this ratio of tokens/s two plans count as equal
 SYNCHRONOUS = "synchronous data-parallel"
 MORE_OFTEN = "but learners exchange less often"
@@ -526,6 +527,10 @@ def _settings(plan: Plan) -> list[tuple[str, SyncSettings, str]]:
     return changes
 
 
+def _rounds(plan: Plan) -> float:
+    return plan.run.train.tokens / (plan.prediction.tokens_per_s * plan.schedule.round_s)
+
+
 def _alternative(plan: Plan, name: str, sync: SyncSettings, price: str, again: Again) -> Alternative:
     try:
         other = again(replace(plan.run, sync=sync))
@@ -533,6 +538,9 @@ def _alternative(plan: Plan, name: str, sync: SyncSettings, price: str, again: A
         return Alternative(name, 0.0, f"infeasible: {error.message}")
     if other.syncer.busy_percent > max(100, plan.syncer.busy_percent):
         return Alternative(name, 0.0, f"the syncer would be {other.syncer.busy_percent:.0f} % busy")
+    rounds, now = _rounds(other), _rounds(plan)
+    if rounds < FEWER * min(now, LEAST_ROUNDS):  # larger islands with longer steps set the round
+        return Alternative(name, 0.0, f"the run would have {rounds:.0f} rounds, not {now:.0f}")
     need = format_bandwidth(max(island.up_mbps_needed for island in other.islands) * MBPS)
     islands = "1 island" if len(other.islands) == 1 else f"{len(other.islands)} islands"
     facts = f"{islands}, {need} up, overlap {other.schedule.overlap}"

@@ -336,6 +336,8 @@ def test_a_plan_without_an_island_stands_beside_the_one_with_it(diloco):
     found = json.loads(diloco(*FOUR, "--without", "home", "--json"))["data"]
     assert found["compared"]["then"]["tokens_per_s"] == found["prediction"]["tokens_per_s"]
     assert found["compared"]["now"]["tokens_per_s"] > found["prediction"]["tokens_per_s"]
+    now = found["compared"]["now"]
+    assert (now["islands"], now["islands_there"], now["sync"]["every"], now["limited_percent"] > 0) == (4, 4, 568, True)
     assert found["goal"]["without_islands"] == ["home"] and not found["excluded"]
 
 

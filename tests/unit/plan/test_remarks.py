@@ -10,6 +10,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Link, OuterSettings
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.plan.remarks import (
+    alternatives,
     horizon_warnings,
     round_warnings,
     rounded_down,
@@ -66,6 +67,18 @@ def test_an_alternative_that_is_infeasible_says_why() -> None:
     bf16 = next(item for item in alone.alternatives if item.name == "sync.codec=bf16")
     assert bf16.tokens_per_s == 0
     assert "needs 142 Mbps" in bf16.reason
+
+
+@pytest.mark.parametrize(("longer", "is_advised"), [(1.0, True), (2.0, True), (20.0, False)])
+def test_no_change_is_advised_after_which_few_rounds_are_left(longer: float, is_advised: bool) -> None:
+    plan = make_plan(RUN, fleet(), MODEL)
+    rounds = RUN.train.tokens / (plan.prediction.tokens_per_s * plan.schedule.round_s)
+    plan = replace(plan, schedule=replace(plan.schedule, round_s=plan.schedule.round_s * rounds / 100))  # a hundred
+    again = replace(plan, schedule=replace(plan.schedule, round_s=longer * plan.schedule.round_s))
+    found = alternatives(plan, lambda run: again)
+    advised = {item.reason for item in found if item.tokens_per_s == again.prediction.tokens_per_s}
+    refused = {item.reason for item in found if item.tokens_per_s == 0}
+    assert (bool(advised), refused) == (is_advised, set() if is_advised else {"the run would have 5 rounds, not 100"})
 
 
 @pytest.mark.parametrize(
