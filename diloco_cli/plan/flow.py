@@ -411,8 +411,9 @@ def in_flight(transfer_of_the_mean_fragment_s: float, quorum_s: float, at_the_sy
 
 @formula("island", "dropped")
 def dropped_share(in_flight_s: float, step_s: float, round_s: float) -> float:
-    """Of a round, under replacement: what is learned in flight; offers and adoptions come at the ends of steps."""
-    return (in_flight_s + OF_A_STEP * step_s) / round_s
+    """Of a round, under replacement: what is learned in flight; offers and adoptions come at the ends of steps, so that
+    it is a step at the least."""
+    return max(step_s, in_flight_s + OF_A_STEP * step_s) / round_s
 
 
 @formula("island", "after idle", "tokens/s")

@@ -21,6 +21,7 @@ from diloco_cli.plan.flow import (
     busy_share,
     catching_up_s,
     costs,
+    dropped_share,
     kept_in_flight,
     looks_per_s,
     probability_at_least,
@@ -76,9 +77,11 @@ def test_replacement_gives_up_what_was_learned_in_flight_and_rebasing_keeps_it()
     replaced = run_fleet(everyone, with_sync(mixing="replace").sync, MODEL)
     rebased = run_fleet(everyone, with_sync(mixing="rebase").sync, MODEL)
     for candidate, gone, kept in zip(everyone, replaced.flows, rebased.flows, strict=True):
-        share = (gone.in_flight_s + OF_A_STEP * candidate.step_s) / replaced.schedule.round_s
+        in_flight_s = gone.in_flight_s + OF_A_STEP * candidate.step_s
+        share = max(candidate.step_s, in_flight_s) / replaced.schedule.round_s
         assert gone.after_link == pytest.approx(kept.after_link * (1 - share))
         assert kept.after_link == pytest.approx(kept.after_idle)
+    assert dropped_share(0.0, 2.0, 20.0) == 0.1, "adopted at the end of the next step at the earliest"
     assert kept_in_flight(0.1) == 0.9
     assert kept_in_flight(0.75) == pytest.approx(0.25)
 
