@@ -64,12 +64,21 @@ def load_run_with_origins(path: Path | str, overrides: Iterable[str] = ()) -> tu
         put_environment(tree)
     apply_overrides(tree, overrides)
     refuse_newer(tree, RUN_VERSION)
+    _refuse_keys_of_the_inventory(tree)
     reader = SettingsReader(Path(path).parent)
     run = _placed(reader.read(RunSettings, tree), reader.folder, reader.origins)
     check_model(run.model, _place(tree, "model"))
     check_data(run, _place(tree, "data"))
     refuse_impossible(run, reader.origins, tree.where)
     return run, reader.origins
+
+
+def _refuse_keys_of_the_inventory(tree: Node) -> None:
+    """They are no misspelled keys of a run file."""
+    if isinstance(tree.value, dict):
+        for key in (key for key in tree.value if key in fields_of(Inventory) and key not in fields_of(RunSettings)):
+            problem, hint = f"'{key}' is a key of the inventory, not of a run file", "change it in the inventory's file"
+            raise UsageError(problem, where=tree.value[key].where, hint=hint)
 
 
 def apply_overrides(tree: Node, overrides: Iterable[str]) -> Node:

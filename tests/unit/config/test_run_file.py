@@ -402,3 +402,13 @@ def test_what_cannot_be_is_refused(tmp_path: Path, override: str, said: str) -> 
 def test_images_are_not_trained_on_tokens(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="vit-nano reads images, not tokens"):
         loaded(tmp_path, "model.preset=vit-nano", "data={tokens: a}")
+
+
+@pytest.mark.parametrize("override", ["regions.us.egress=0.12/GB", "islands.0.price=9/h"])
+def test_a_key_of_the_inventory_is_said_to_be_one(tmp_path: Path, override: str) -> None:
+    path = write(tmp_path, GOOD)
+    with pytest.raises(UsageError, match=r"^--set \S+: '(regions|islands)' is a key of the inventory") as caught:
+        load_run(path, [override])
+    assert "inventory's file" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="'store' is a key of the inventory"):
+        load_run(write(tmp_path, GOOD + "store: {url: gs://b/p}\n"))
