@@ -81,11 +81,16 @@ def has_public_runs(device: Device, precision: Precision) -> bool:
 
 def usual_mfu(device: Device, tflops: float, model: ModelFacts, train: TrainSettings) -> float:
     """What training runs reach on such a device; a guess where the catalogue has none."""
-    if device.mfu is None:
+    large, compiled = device.mfu, 1.0 if device.mfu is None or train.compile else UNCOMPILED
+    if large is None:
         large = GUESSED_MFU if device.achievable is None else min(GUESSED_MFU, MFU_OF_ACHIEVABLE * device.achievable)
-    else:
-        large = device.mfu * (1.0 if train.compile else UNCOMPILED)
-    return large * share_of_size(model.parameters - model.idle_parameters, tflops)
+    return mfu_of(large, compiled, share_of_size(model.parameters - model.idle_parameters, tflops))
+
+
+@formula("island", "MFU")
+def mfu_of(mfu_of_large_models: float, left_uncompiled: float, for_the_size: float) -> float:
+    """Those in print are of compiled kernels: `train.compile: true`."""
+    return mfu_of_large_models * left_uncompiled * for_the_size
 
 
 @formula("island", "MFU for the model's size")

@@ -180,6 +180,8 @@ def test_a_small_model_does_not_keep_a_fast_device_busy_and_eager_kernels_are_sl
     plan = make_plan(RUN, fleet(replace(IOWA, mfu=None)), MODEL)
     assert "MFU 0.35 (as public runs: 0.46 of large models, compiled)" in plan.assumptions[0].text
     assert "speeds: 1 as public runs" in " ".join(answer(plan))
+    factors = next(item.numbers for item in explain(plan) if item.name == "MFU")
+    assert factors.startswith("0.46 * 0.86 * 0.878"), factors
 
 
 def test_the_mfu_of_runs_in_bf16_is_a_guess_for_fp32() -> None:
