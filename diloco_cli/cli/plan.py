@@ -50,7 +50,7 @@ def plan(
         metavar="WHAT",
         help="What to rent: auto (the best for --deadline or --budget), or 'H100:8@REGION x2 spot'.",
     ),
-    wanted: list[str] = typer.Option([], "--with", metavar="ISLAND", help="Compare with a plan that has it anyhow."),
+    wanted: list[str] = typer.Option([], "--with", metavar="ISLAND", help="Have it anyhow; without --add: compare."),
     unwanted: list[str] = typer.Option([], "--without", metavar="ISLAND", help="Compare with a plan without it."),
     prices: Path = typer.Option(None, "--prices", help="For --add: a CSV in the shape of SkyPilot's catalogue."),
     calibrate: str = typer.Option(None, metavar="RUN", help="Compare with what a run measured, and plan with that."),
@@ -68,7 +68,7 @@ def plan(
     """Plan islands, schedule and predictions for the hardware of INVENTORY."""
     from diloco_cli.plan.plan import load_plan, summary_of
 
-    _refuse_together(add, bool(wanted or unwanted), prices, calibrate, diff if simulate and not json else None)
+    _refuse_together(add, bool(add or wanted or unwanted), prices, calibrate, diff if simulate and not json else None)
     named, file = _files(inventory, file)
     earlier = load_plan(diff) if diff else None
     goal = _goal(objective or ("cost" if add and deadline else "tokens"), budget, deadline)
@@ -85,7 +85,7 @@ def plan(
     found, is_kept = _write(found, output, plot, extra.get("frontier"))
     changes = _print(found, extra, warnings, earlier, json, verbose, output is not None)
     against = [f"against {diff}: {summary_of(changes)}"] if earlier and not json else []
-    for line in (*against, *(f"warning: {warning}" for warning in warnings)):
+    for line in (*against, *_told_of(warnings, verbose)):
         talk(line)
     talk(found.told() + (f", kept in {found.place}" if is_kept else ""))
     if changes:
@@ -95,13 +95,11 @@ def plan(
 def _refuse_together(
     add: str | None, is_changed: bool, prices: Path | None, calibrate: str | None, silent_diff: Path | None
 ) -> None:
-    """Before anything takes time. `is_changed`: by --with or --without; `silent_diff`: with a simulation that it would
-    not show."""
+    """Before anything takes time. `is_changed`: by --add, --with or --without; `silent_diff`: with a simulation that it
+    would not show."""
     if prices and not add:
         raise UsageError("--prices are of what --add rents", hint="--add auto --deadline '3 d'")
-    if add and is_changed:
-        raise UsageError("--add is one comparison, --with and --without are another", hint="one of them at a time")
-    if calibrate is not None and (add or is_changed):
+    if calibrate is not None and is_changed:
         hint = "diloco plan --calibrate RUN prints measured speeds, for the inventory"
         raise UsageError("--calibrate makes one plan again, --add, --with and --without compare two", hint=hint)
     if silent_diff is not None:
@@ -226,6 +224,14 @@ def _checked(made: Plan, folder: Path) -> list[str]:
     return found
 
 
+def _told_of(warnings: Sequence[str], verbose: bool) -> list[str]:
+    """All of them where everything is asked for; else the first, and how many there are."""
+    if verbose or len(warnings) < 2:
+        return [f"warning: {warning}" for warning in warnings]
+    first = warnings[0].partition(" (")[0]
+    return [f"warning: {first}; and {len(warnings) - 1} more (-v)"]
+
+
 def _files(given: Path | None, file: Path | None) -> tuple[Path | None, Path | None]:
     """The inventory and the run file. Without both: what `diloco init` writes."""
     from diloco_cli.config.fields import kinds_of, read_yaml_file
@@ -246,14 +252,14 @@ def _goal(objective: str, budget: str | None, deadline: str | None) -> Goal:
     if wanted is None:
         raise UsageError(f"--objective must be one of {', '.join(OBJECTIVES)}, not '{objective}'")
     per_h = total = None
-    if budget is not None and budget.endswith("/run"):
-        total = float(parse_count(budget.removesuffix("/run")))
-    elif budget is not None and budget.endswith("/h"):
-        per_h = parse_price(budget)
-    elif budget is not None:
-        raise UsageError(
-            f"--budget '{budget}': write an amount per hour such as 150/h, or for all of it such as 20k/run"
-        )
+    try:
+        if budget is not None and budget.endswith("/run"):
+            total = float(parse_count(budget.removesuffix("/run")))
+        elif budget is not None:
+            per_h = parse_price(budget)
+    except UsageError:
+        forms = "an amount per hour such as 150/h, or for all of it such as 20k/run, without the currency's sign"
+        raise UsageError(f"--budget '{budget}': write {forms}") from None
     seconds = None if deadline is None else parse_duration(deadline)
     for name, limit in (("--budget", per_h if total is None else total), ("--deadline", seconds)):
         if limit is not None and limit <= 0:

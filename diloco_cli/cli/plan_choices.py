@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.cli.output import table
-from diloco_cli.cli.plan_view import MOST_LINES, codecs, labelled, losses
+from diloco_cli.cli.plan_view import MOST_LINES, amount, codecs, labelled, losses, without_egress
 from diloco_cli.config.inventory_file import inventory_to_text
 from diloco_cli.config.settings import Inventory
 from diloco_cli.errors import UsageError
-from diloco_cli.plan.flow import DAY_S
+from diloco_cli.plan.flow import DAY_S, FREE_STEPS, PER_DOUBLING
 from diloco_cli.plan.plan import Goal, Plan
+from diloco_cli.plan.remarks import some_of
 from diloco_cli.plan.renting import COUNTS, EGRESS_PER_GB, SPOT_MTBF_S, SPOT_RESTART_S, Rented, Renting
 from diloco_cli.plan.search import SEARCHED
 from diloco_cli.plots import Axis, Panel, panels_chart
@@ -66,22 +67,22 @@ def _limit(plan: Plan) -> tuple[str, float]:
     return name, 100 * share
 
 
-def _texts(plan: Plan) -> dict[str, str]:
-    """In words, what is no number of `NUMBERS`."""
+def _texts(plan: Plan, other: Plan) -> dict[str, str]:
+    """In words, what is no number of `NUMBERS`; beside another plan."""
     s, (limit, percent) = plan.schedule, _limit(plan)
     much = f", {percent:.0f} % busy" if limit == SYNCER else f" -{percent:.1f} %" if percent else ""
     return {
-        "islands": f"{len(plan.islands):,} of {len(plan.inventory.islands):,}",
+        "islands": _who(plan, other),
         "exchange": f"each {s.sync_every} steps, {s.fragments} fragments, {codecs(plan)}",
         "limited by": f"{limit}{much}",
     }
 
 
-SYNCER = "the syncer"
+SYNCER, MONEY = "the syncer", "in all"
 NUMBERS: Mapping[str, tuple[str, Callable[[Plan], float], Callable[[float], str]]] = {
     "time": ("days_to_target", lambda plan: plan.prediction.days_to_target, lambda days: format_duration(days * DAY_S)),
     "tok/s": ("tokens_per_s", lambda plan: plan.prediction.tokens_per_s, format_count),
-    "in all": ("total", lambda plan: plan.money.total, lambda total: f"{total:,.0f}"),
+    MONEY: ("total", lambda plan: plan.money.total, amount),
 }
 
 
@@ -93,14 +94,34 @@ def compared_text(compared: Compared) -> str:
     rows = [("", "now", compared.change, "")]
     for label, (_, value, text) in NUMBERS.items():
         before, after = map(value, both)
-        if before and after:
-            rows.append((label, text(before), text(after), f"{100 * (after / before - 1):+.1f} %"))
+        if before and after and (label != MONEY or any(plan.money.is_priced for plan in both)):
+            lacking = [without_egress(plan) if label == MONEY else "" for plan in both]
+            cells = text(before) + lacking[0], text(after) + lacking[1]
+            rows.append((label, *cells, "" if any(lacking) else f"{100 * (after / before - 1):+.1f} %"))
     before_percent, after_percent = (plan.prediction.loss_percent for plan in both)
     if {before_percent, after_percent} != {None}:
         rows.append(("loss", _loss(before_percent), _loss(after_percent), ""))
-    now, then = map(_texts, both)
+    now, then = (_texts(*pair) for pair in (both, both[::-1]))
     rows += [(key, now[key], then[key], "") for key in now if now[key] != then[key] or key == "limited by"]
-    return "\n".join(table(rows))
+    return "\n".join(table(rows) + _of_longer_rounds(*both))
+
+
+def _who(plan: Plan, other: Plan) -> str:
+    """Who takes part; of many, how many, and who of the other plan does not."""
+    names = [island.name for island in plan.islands]
+    if len(names) <= MOST_LINES:
+        return ", ".join(names)
+    missing = [island.name for island in other.islands if island.name not in set(names)]
+    return f"{len(names):,} of {len(plan.inventory.islands):,}" + (f", not {some_of(missing)}" if missing else "")
+
+
+def _of_longer_rounds(now: Plan, then: Plan) -> list[str]:
+    """What the search counts and no figure shows, where two plans differ in it."""
+    steps = [plan.schedule.sync_every for plan in (now, then)]
+    if steps[0] == steps[1] or max(steps) <= FREE_STEPS:
+        return []
+    cost = f"a doubling of H beyond {FREE_STEPS} as {100 * PER_DOUBLING:.0f} % of the tokens"
+    return labelled({"not in it": f"the search counts {cost}, neither time nor loss here does"}).splitlines()
 
 
 def _loss(percent: float | None) -> str:
@@ -154,7 +175,7 @@ def renting_text(renting: Renting, compared: Compared | None) -> str:
     }
     for label, found in of.items():
         if other := next(found, None):
-            said[label] = f"{_rented(other)}: {_when(other.plan)}"
+            said[label] = f"{_rented(other)}: {_when(other.plan)}{_instead(other.plan, renting.now)}"
     guesses = ["fast links between the rented machines"]
     if best.machine.spot and best.machine.interruptions_per_day is None:
         guesses.append(
@@ -165,7 +186,9 @@ def renting_text(renting: Renting, compared: Compared | None) -> str:
     if best.count == COUNTS[-1]:
         guesses.append(f"no more than {COUNTS[-1]} machines were tried")
     said["guessed"] = "; ".join(guesses)
-    return "\n\n".join((labelled({"rent": _rented(best)}), compared_text(compared), labelled(said)))
+    return "\n\n".join(
+        (labelled({"rent": _rented(best) + _instead(best.plan, renting.now)}), compared_text(compared), labelled(said))
+    )
 
 
 def _rented(rented: Rented) -> str:
@@ -180,7 +203,14 @@ def _when(plan: Plan) -> str:
     loss = f", loss {plan.prediction.loss_percent:+.1f} %" if plan.prediction.loss_percent else ""
     busy, every = plan.syncer.busy_percent, plan.schedule.sync_every
     late = f", but the syncer {busy:.0f} % busy with sync.every={every}" if busy > 100 else ""
-    return f"{days}, {plan.money.total:,.0f} in all, {_islands(count)}{loss}{late}"
+    return f"{days}, {amount(plan.money.total)} in all, {_islands(count)}{loss}{late}"
+
+
+def _instead(plan: Plan, now: Plan | None) -> str:
+    """Whom of the plan without it an offer leaves out."""
+    there = {island.name for island in plan.islands}
+    gone = [island.name for island in now.islands if island.name not in there] if now else []
+    return f", instead of {some_of(gone)}" if gone else ""
 
 
 def frontier_rows(plans: Sequence[Plan]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ most important columns that the terminal (or COLUMNS) has room for, and in a pip
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -17,14 +18,15 @@ from typing import Any, TypeVar
 
 from diloco_cli.cli.output import table
 from diloco_cli.config.hardware import compress_hostlist, find_device
+from diloco_cli.config.settings import IslandSettings
 from diloco_cli.environment import environment_value
 from diloco_cli.plan.candidates import has_public_runs
 from diloco_cli.plan.flow import DAY_S
 from diloco_cli.plan.memory import host_bytes
 from diloco_cli.plan.plan import Plan, PlannedIsland, Setting
 from diloco_cli.plan.planner import rounds_of
-from diloco_cli.plan.quality import expected_loss
-from diloco_cli.plan.remarks import SYNCHRONOUS, TAKES, WORTH_MORE
+from diloco_cli.plan.quality import expected_loss, unlike
+from diloco_cli.plan.remarks import SYNCHRONOUS, TAKES, WORTH_MORE, is_too_short, some_of, without_egress_price
 from diloco_cli.plots import bar_chart
 from diloco_cli.units import format_bandwidth, format_count, format_duration, format_size
 
@@ -152,19 +154,46 @@ def answer(plan: Plan, confirmed: str = "") -> list[str]:
     would help most."""
     p, m = plan.prediction, plan.money
     ends = f"{format_count(plan.run.train.tokens)} tokens in {format_duration(p.days_to_target * DAY_S)}"
-    priced = m.accelerators_per_h or m.egress_per_day or m.downloads_per_day
-    costs = f"{m.total:,.0f} in all ({m.per_h:.2f}/h)" if priced else "no price given"
-    said = {"": f"{ends}: {format_count(p.tokens_per_s)} tok/s, {costs}"}
+    costs = f"{amount(m.total)} in all{without_egress(plan)} ({m.per_h:.2f}/h)"
+    said = {"": f"{ends}: {format_count(p.tokens_per_s)} tok/s, {costs if m.is_priced else 'no price given'}"}
+    said |= {"egress": missing} if (missing := _unpriced(plan)) else {}
     said |= {"how sure": _how_sure(plan)} | ({"confirmed": confirmed} if confirmed else {})
     said |= {"limited by": _limits(plan), "would help": _help(plan)}
     said |= {"loss": loss} if (loss := _loss(plan)) else {}
     return [line for label, text in said.items() for line in line_of(f"{label:<11}{text}" if label else text, LABEL)]
 
 
+def amount(money: float) -> str:
+    """Of money; to three digits where it is small: 0.0132, 5.84, 375."""
+    return f"{money:,.0f}" if money >= 10 or not money else f"{money:.3g}"
+
+
+def without_egress(plan: Plan) -> str:
+    """Said of a price that lacks some or all of it."""
+    m = plan.money
+    has_some = m.egress_per_day or m.downloads_per_day or m.mirrors_per_day
+    return f" without{' some' * bool(has_some)} egress" if _unpriced(plan) else ""
+
+
+def _unpriced(plan: Plan) -> str:
+    """What leaves regions without a price in the whole run, and where that price goes; empty where nothing has any
+    price, or none is missing."""
+    stated, planned = {i.name: i for i in plan.inventory.islands}, {i.name: i for i in plan.islands}
+    uploading, downloading = without_egress_price([stated[name] for name in planned], plan.inventory)
+    if not plan.money.is_priced or not (uploading or downloading):
+        return ""
+    home = plan.inventory.store.region
+    regions = [i.region for i in uploading] + ([home] if home and downloading else [])
+    keys = [*([] if home else ["store.region"]), *(f"regions.{region}.egress" for region in dict.fromkeys(regions))]
+    mbps = [planned[i.name].sent_mbps for i in uploading] + [planned[i.name].received_mbps for i in downloading]
+    size = format_size(math.fsum(mbps) * 1e6 / 8 * DAY_S * plan.prediction.days_to_target)
+    return f"no price of {size} that leave their region: in the inventory {some_of(keys)}; 0.02 to 0.12/GB is usual"
+
+
 def _loss(plan: Plan) -> str:
     """Over data-parallel training at equal tokens, as the nearest trial had it."""
-    numbers = plan.run.train.inner.name, plan.model.parameters, plan.run.train.tokens
-    found = expected_loss(len(plan.islands), rounds_of(plan.run, plan.islands), *numbers)
+    run, inner, rounds = plan.run, plan.run.train.inner.name, rounds_of(plan.run, plan.islands)
+    found = expected_loss(len(plan.islands), rounds, inner, plan.model.parameters, run.train.tokens)
     if found is None:
         alone = "taken as that of data-parallel training: it is one island; a --deadline may take more"
         return alone if plan.goal.objective == "loss" else ""
@@ -172,7 +201,10 @@ def _loss(plan: Plan) -> str:
     who = f"{trial.islands} islands with {trial.rounds} rounds of {trial.optimizer},"
     who += f" {format_count(trial.parameters)} parameters and {trial.tokens_per_parameter:g} tokens for each"
     seeds = "one seed" if trial.seeds == 1 else f"{trial.seeds} seeds"
-    beyond = f"; extrapolated: {', '.join(found.beyond)}" if found.beyond else ""
+    others = [*found.beyond, *unlike(trial, run, rounds)]
+    beyond = f"; extrapolated: {', '.join(others)}" if others else ""
+    if is_too_short(run.outer, inner, rounds):
+        beyond += f"; more, with only {round(rounds):,} rounds at momentum {run.outer.momentum:g}"
     return f"{trial.percent:+.1f}{interval} % over data-parallel at equal tokens, as {who} had ({seeds}){beyond}"
 
 
@@ -186,9 +218,21 @@ def _how_sure(plan: Plan) -> str:
         guess = "as public runs" if has_public_runs(device, plan.run.train.precision) else "guessed"
         marks["measured" if island.tokens_per_s else "by the MFU given" if island.mfu else guess] += 1
     speeds = ", ".join(f"{count} {mark}" for mark, count in marks.items() if count)
-    unknown = sum(not (island.link.up_bps and island.link.down_bps) for island in islands)
-    links = f"{unknown} of {len(islands)} links unknown, taken as fast enough" if unknown else "links as stated"
-    return f"speeds: {speeds}; {links}"
+    return f"speeds: {speeds}; {_links_known(islands)}"
+
+
+def _links_known(islands: Sequence[IslandSettings]) -> str:
+    """Which parts of which links nobody gave."""
+    lacking: dict[str, list[str]] = {}
+    for island in islands:
+        link = island.link
+        parts = {"up": link.up_bps, "down": link.down_bps, "rtt": link.rtt_s}
+        if missing := [name for name, given in parts.items() if given is None]:
+            lacking.setdefault(" and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]])), []).append(
+                island.name
+            )
+    guessed = "; ".join(f"{missing} of {_and_more(names)}" for missing, names in lacking.items())
+    return f"links: guessed {guessed}" if guessed else "links as stated"
 
 
 def _limits(plan: Plan) -> str:

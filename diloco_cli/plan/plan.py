@@ -216,6 +216,11 @@ class Money:
     objects_kept: float = 0.0
     objects_at_end: float = 0.0
 
+    @property
+    def is_priced(self) -> bool:
+        """By the inventory, and not by what is guessed of requests and storage alone."""
+        return bool(self.accelerators_per_h or self.egress_per_day or self.downloads_per_day or self.mirrors_per_day)
+
 
 @dataclass(frozen=True)
 class Stage:

@@ -2,22 +2,28 @@
 
 `python examples/quality/run.py --report` writes quality.json. A plan is told the nearest of these trials: of those
 with the nearest number of islands, by doublings, the nearest in rounds and in tokens a parameter. The figure is
-extrapolated where the plan has less of either than that trial, or islands or parameters beyond all of them."""
+extrapolated where the plan has less of either than that trial, or islands or parameters beyond all of them; and where
+it trains in another way than the trials did."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import log2
+from math import isclose, log2
 from pathlib import Path
 
 import msgspec
 
+from diloco_cli.config.settings import RunSettings
+from diloco_cli.methods import fitting_outer
+
 FILE = Path(__file__).with_name("quality.json")
+MUCH = 2.0  # times as many local steps as a trial's, or as few
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Trials that differ in their seed alone. `half_width`: of the 95 % interval of `percent`; None for one seed."""
+    """Trials that differ in their seed alone, with `outer: auto`. `half_width`: of the 95 % interval of `percent`; None
+    for one seed."""
 
     islands: int
     rounds: int
@@ -27,6 +33,8 @@ class Measured(msgspec.Struct, frozen=True):
     percent: float
     half_width: float | None
     seeds: int
+    every: int
+    mixing: str
 
 
 @dataclass(frozen=True)
@@ -70,3 +78,18 @@ def expected_loss(islands: int, rounds: float, optimizer: str, parameters: int, 
         "tokens a parameter": each < nearest.tokens_per_parameter,
     }
     return ExpectedLoss(nearest, tuple(name for name, is_outside in outside.items() if is_outside))
+
+
+def unlike(trial: Measured, run: RunSettings, rounds: float) -> tuple[str, ...]:
+    """In what a plan's way to train is another than the trial's, with both; settings that are `auto` are as there."""
+    every, mixing, outer = run.sync.every, run.sync.mixing, run.outer
+    fitting = dict(zip(outer.AUTO, fitting_outer(run.train.inner.name, rounds), strict=True))
+    given = {key: value for key in fitting if (value := getattr(outer, key)) != "auto"}
+    differs = {
+        f"local steps ({every} for {trial.every})": not 1 / MUCH <= every / trial.every <= MUCH,
+        f"mixing ({mixing} for {trial.mixing})": mixing != trial.mixing,
+        f"outer ({', '.join(f'{key} {value:g}' for key, value in given.items())} for auto)": any(
+            not isclose(value, fitting[key]) for key, value in given.items()
+        ),
+    }
+    return tuple(name for name, is_other in differs.items() if is_other)

@@ -19,6 +19,7 @@ from diloco_cli.plan.candidates import (
     GUESSED_RESTART_S,
     TERA,
     Candidate,
+    crossing_of,
     leaves_its_region,
     not_launched,
     num_devices,
@@ -44,6 +45,7 @@ from diloco_cli.plan.link import (
     SYNCER_BPS,
     Need,
     guessed_rtt_s,
+    is_bucket,
     load_of_round,
     machine_of,
     rounded_up,
@@ -75,16 +77,32 @@ def assumptions(
             f"requests {1e6 * CLASS_A_PRICE:g} a million writes, {1e6 * CLASS_B_PRICE:g} a million reads;"
             f" storage {30 * STORAGE_PRICE:g} per GB and month"
         )
-        uncharged = [c.island for c in kept if leaves_its_region(c.island, inventory) and not c.download_per_gb]
+        uploading, downloading = without_egress_price(islands, inventory)
         home = inventory.store.region or "of the store (store.region)"
-        unpriced = (
-            f"downloads out of the store's region have no price, egress of the region {home}: 0.02 to 0.12/GB is usual"
+        usual = "0.02 to 0.12/GB is usual"
+        guesses += _about(
+            (f"uploads out of their region have no price, egress of it: {usual}", uploading),
+            (f"downloads out of the store's region have no price, egress of the region {home}: {usual}", downloading),
         )
-        guesses += _about((unpriced, uncharged))
     merging = f"the syncer merges {format_count(MERGE_PARAMETERS_PER_S)} parameters of one learner a second"
     measured = Assumption(f"{merging} (diloco's merge benchmark: int8, one core of an AMD EPYC)", "measured")
     guessed = (Assumption(text, "guessed") for text in guesses)
     return (*_speeds(kept), *_sharing(kept, inventory), measured, *guessed)
+
+
+def without_egress_price(
+    islands: Sequence[IslandSettings], inventory: Inventory
+) -> tuple[list[IslandSettings], list[IslandSettings]]:
+    """Whose uploads, and whose downloads, leave a region for which no price of that is given. What costs nothing by the
+    hour is somebody's own, and sends for nothing; a folder's region bills nobody."""
+    crossing = [i for i in islands if leaves_its_region(i, inventory) or crossing_of(i, inventory) is not None]
+
+    def priced(region: str | None) -> bool:
+        return getattr(inventory.regions.get(region or ""), "egress_per_gb", None) is not None
+
+    uploading = [i for i in crossing if i.price_per_h and i.egress_per_gb is None and not priced(i.region)]
+    billed = is_bucket(inventory.store.url) and not priced(inventory.store.region)
+    return uploading, crossing if billed else []
 
 
 def _speeds(kept: Sequence[Candidate]) -> list[Assumption]:
@@ -125,7 +143,8 @@ def _of_the_inventory(kept: Sequence[Candidate], inventory: Inventory) -> list[s
             f"a process moves {format_bandwidth(CLIENT_BPS)} to a bucket at most, less than the link",
             [c.island for c in kept if c.link_is_faster],
         ),
-        ("no link given, taken as fast enough", [i for i in islands if not (i.link.up_bps and i.link.down_bps)]),
+        ("no uplink given, taken as fast enough", [i for i in islands if not i.link.up_bps]),
+        ("no downlink given, taken as fast enough", [i for i in islands if not i.link.down_bps]),
         (f"no rtt given, taken as {rtt}", [i for i in islands if i.link.rtt_s is None]),
         ("no mtbf given, taken as never failing", [i for i in islands if i.mtbf_s is None]),
         (f"no restart given, taken as {restart}", [i for i in failing if i.restart_s is None]),
@@ -180,6 +199,7 @@ LATE_STEP = 1.5  # a step longer than this many rounds makes its island miss mer
 SLOW_FABRIC = 0.75  # a warning, where ranks that wait for each other have a smaller share of their speed left
 IDLE_ACCELERATORS = 0.9  # a batch that keeps a smaller share of them busy gets a warning
 CROWDED = 100 * FREE_HEADROOM  # percent of a slot; a syncer that needs more gets a warning
+NOTABLY = 1.02  # a longer round by less than that is no advice
 TAKES = {"calls": "its calls to the store", "bytes": "its link", "processor": "its processor"}
 
 
@@ -194,16 +214,21 @@ def horizon_warnings(tokens: int, days: float) -> list[str]:
     ]
 
 
+def is_too_short(outer: OuterSettings, inner: str, rounds: float) -> bool:
+    """Whether the run has too few rounds for its outer momentum to reach its speed."""
+    given = outer.momentum
+    return rounds < FEW_ROUNDS[-1][0] and given != "auto" and given > fitting_outer(inner, rounds)[1]
+
+
 def round_warnings(outer: OuterSettings, inner: str, rounds: float) -> list[str]:
     """An outer momentum that needs more rounds than the run has to reach its speed."""
-    _, fitting = fitting_outer(inner, rounds)
-    given = outer.momentum
-    if rounds >= FEW_ROUNDS[-1][0] or given == "auto" or given <= fitting:
+    if not is_too_short(outer, inner, rounds):
         return []
     head = (
-        f"{max(1, round(rounds))} outer rounds are few for an outer momentum of {given:g} (0.9 costs 9 % in 20 rounds)"
+        f"{max(1, round(rounds))} outer rounds are few for an outer momentum of {outer.momentum:g}"
+        " (0.9 costs 9 % in 20 rounds)"
     )
-    return [f"{head}: --set outer.momentum={fitting:g}, or shorter rounds (sync.every)"]
+    return [f"{head}: --set outer.momentum={fitting_outer(inner, rounds)[1]:g}, or shorter rounds (sync.every)"]
 
 
 def step_warnings(name: str, step_s: float, batch_tokens: int, sequence: int) -> list[str]:
@@ -337,7 +362,7 @@ def syncer_warnings(needs: SyncerNeeds, fleet: Fleet) -> list[str]:
 def _ways(needs: SyncerNeeds, fleet: Fleet) -> Iterator[str]:
     """The round in which the syncer would be free for a fifth of each slot; what to change about its machine."""
     machine, every = fleet.kept[0].syncer, math.ceil(fleet.sync.every * needs.busy_percent / CROWDED)
-    if every <= MAX_EVERY:
+    if NOTABLY * fleet.sync.every < every <= MAX_EVERY:
         yield f"--set sync.every={every}"
     if needs.limit == "calls":
         yield f"a syncer nearer to its bucket than {format_duration(machine.call_s)} a call (store.link.rtt)"

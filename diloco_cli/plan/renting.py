@@ -18,7 +18,7 @@ from typing import Any
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators, Device, resolve
 from diloco_cli.config.models import ModelFacts
-from diloco_cli.config.prices import Rentable
+from diloco_cli.config.prices import NEEDED, Rentable
 from diloco_cli.config.settings import Inventory, IslandSettings, MachineSettings, RunSettings
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.plan.candidates import availability_of, island_speed, not_launched
@@ -164,10 +164,10 @@ class Rental:
         """How many rented machines take part."""
         return sum(island.nodes for island in plan.islands if island.name not in self._present)
 
-    def why_not(self, machine: Rentable, count: int) -> InfeasibleError:
+    def why_not(self, machine: Rentable, count: int, goal: Goal) -> InfeasibleError:
         """Why these machines would not take part, whatever the limits."""
         try:
-            plan = make_plan(self.run, self.with_rented(self.entry(machine, count)), self.model, Goal(), self.origins)
+            plan = make_plan(self.run, self.with_rented(self.entry(machine, count)), self.model, goal, self.origins)
         except InfeasibleError as error:
             return error
         left_out = [item for item in plan.excluded if item.name not in self._present]
@@ -289,8 +289,12 @@ def renting(rental: Rental, machines: Sequence[Rentable], wish: Wish, goal: Goal
     own_goal = rental.goal_without(goal)
     enough = rental.planned(rental.inventory, own_goal)
     is_free = own_goal != goal
-    if not found and (wish != Wish() or not enough) and next(rental.proposals(allowed, wish, Goal()), None) is None:
-        raise rental.why_not(allowed[0], wish.machines or 1)
+    if (
+        not found
+        and (wish != Wish() or not enough)
+        and next(rental.proposals(allowed, wish, goal.fastest), None) is None
+    ):
+        raise rental.why_not(allowed[0], wish.machines or 1, goal.fastest)
     if enough and (not found or (wish == Wish() and (is_free or rank(enough, goal) <= rank(found[0].plan, goal)))):
         return Renting((), rental.now, rental.inventory, own_goal)
     if not found:
@@ -319,9 +323,15 @@ def made(rental: Rental, chosen: Renting) -> tuple[Plan, Renting]:
 
 def _not_listed(machines: Sequence[Rentable], wish: Wish, where: str) -> UsageError:
     """What is listed of the same kind, or at all."""
-    same = [machine for machine in machines if machine.accelerators == wish.accelerators] or machines
-    known = dict.fromkeys(f"{o.accelerators.name}:{o.accelerators.count}@{o.region}{' spot' * o.spot}" for o in same)
-    return UsageError("no such machine is listed", where=where, hint=f"listed are {some_of(list(known))}")
+    kind = wish.accelerators and wish.accelerators.name
+    same = [machine for machine in machines if machine.accelerators.name == kind]
+    alike = [machine for machine in same if machine.accelerators == wish.accelerators] or same
+    known = dict.fromkeys(
+        f"{o.accelerators.name}:{o.accelerators.count}@{o.region}{' spot' * o.spot}" for o in alike or machines
+    )
+    listed = f"listed are {', '.join(known) if alike else some_of(list(known))}"
+    own = f"a price of your own: --prices FILE, a CSV that begins with {','.join(NEEDED)}"
+    return UsageError("no such machine is listed", where=where, hint=f"{listed}; {own}")
 
 
 def _out_of_reach(rental: Rental, machines: Sequence[Rentable], wish: Wish, goal: Goal) -> InfeasibleError:
@@ -336,7 +346,7 @@ def _out_of_reach(rental: Rental, machines: Sequence[Rentable], wish: Wish, goal
     if goal.deadline_s is not None and (later := plans(replace(goal, objective="tokens", deadline_s=None))):
         days = min(plan.prediction.days_to_target for plan in later)
         way = f"--deadline '{math.ceil(100 * days) / 100:g} d'"
-    elif goal.has_budget and (dearer := plans(Goal("cost", deadline_s=goal.deadline_s))):
+    elif goal.has_budget and (dearer := plans(replace(goal.fastest, objective="cost", deadline_s=goal.deadline_s))):
         per = "run" if goal.budget_per_h is None else "h"
         least = min(plan.money.total if per == "run" else plan.money.per_h for plan in dearer)
         way = f"--budget {math.ceil(least)}/{per}"

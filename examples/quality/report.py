@@ -8,6 +8,8 @@ from math import sqrt
 from statistics import mean, stdev
 from typing import Any
 
+from diloco_cli.config.settings import SyncSettings
+
 Row = dict[str, Any]
 Group = tuple[str, int, list[Row]]  # task, number of learners, its trials
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom
@@ -87,7 +89,7 @@ def lines(rows: list[Row], tasks: Iterable[str], methods: Iterable[str]) -> list
     return [*losses(groups, list(methods)), "", *verdicts(groups), *rates]
 
 
-def measured(rows: list[Row], parameters: int, fragments: int) -> list[dict[str, Any]]:
+def measured(rows: list[Row], parameters: int, sync: SyncSettings) -> list[dict[str, Any]]:
     """What `diloco plan` is told (diloco_cli/plan/quality.py): decoupled over data-parallel with the same optimizer."""
     trials = [row for row in rows if TUNING not in row["labels"]]
     found = []
@@ -98,13 +100,15 @@ def measured(rows: list[Row], parameters: int, fragments: int) -> list[dict[str,
             found.append(
                 {
                     "islands": learners,
-                    "rounds": round(mean(row["merges"] for row in mine) / fragments),
+                    "rounds": round(mean(row["merges"] for row in mine) / sync.fragments),
                     "optimizer": optimizer,
                     "parameters": parameters,
                     "tokens_per_parameter": round(mean(row["processed"] for row in mine) / parameters, 1),
                     "percent": round(gap.value, 2),
                     "half_width": None if gap.half_width is None else round(gap.half_width, 2),
                     "seeds": len(mine),
+                    "every": sync.every,
+                    "mixing": sync.mixing,
                 }
             )
     return found

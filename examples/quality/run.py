@@ -82,7 +82,7 @@ def current(path: Path) -> list[report.Row]:
 
 def planned(rows: list[report.Row]) -> str:
     """What `diloco plan` is told of these results, a line for each."""
-    found = report.measured([row for row in rows if row["labels"]["task"] != "quick"], PARAMETERS, SYNC.fragments)
+    found = report.measured([row for row in rows if row["labels"]["task"] != "quick"], PARAMETERS, SYNC)
     return "[\n" + ",\n".join(json.dumps(one) for one in found) + "\n]\n"
 
 

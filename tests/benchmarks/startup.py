@@ -1,15 +1,13 @@
 """Start-up times beside `python -c "import typer"`, interleaved: python -m tests.benchmarks.startup
 
 Processor seconds, because they hardly depend on what else the machine does. Goals: --help at most 2 times, plan --fast,
-which simulates nothing, and status (on file://) at most 3 times as long; `launch -n` of islands behind three engines,
-whose tools answer at once here, at most 1.1 times as long as of islands on this machine. From typer 0.29 on, any
-command with a parameter imports pydantic, which takes 1.5 times as long as typer itself.
+which simulates nothing, and status (on file://) at most 3 times as long. From typer 0.29 on, any command with a
+parameter imports pydantic, which takes 1.5 times as long as typer itself.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import resource
 import shutil
 import subprocess
@@ -18,30 +16,9 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from diloco_cli import __version__
 from tests.benchmarks.measure import ROOT, machine, spread
 
 ROUNDS = 15
-SITES = """\
-sites:
-  us: {{engine: slurm, via: ssh login, directory: {folder}, options: {{partition: us}}}}
-  lab:
-    engine: kubernetes
-    context: fake
-    image: diloco:1
-    options: {{container: {{volumeMounts: [{{name: shared, mountPath: {folder}}}]}}}}
-"""
-TOOLS = {
-    "kubectl": "cat > /dev/null; echo job.batch/x",
-    "ssh": f"""\
-case "$*" in
-  -G*) ;;
-  *command*) echo /usr/bin/sbatch ;;
-  *sinfo*) echo 64000 ;;
-  *sbatch*) cat > /dev/null ;;
-  *) cat > /dev/null; echo {__version__} ;;
-esac""",
-}
 
 
 def seconds(words: list[str], folder: Path) -> float:
@@ -61,19 +38,6 @@ def finished_run(folder: Path) -> None:
     subprocess.run(command, cwd=folder, capture_output=True, check=True)
 
 
-def behind_engines(folder: Path) -> dict[str, str]:
-    """The quickstart, in folders `here` and `there`; where its tools are found."""
-    for name in ("here", "there"):
-        shutil.copytree(ROOT / "examples" / "quickstart", folder / name, ignore=shutil.ignore_patterns("bucket"))
-    inventory, engines = folder / "there" / "inventory.yaml", iter(("slurm/us", "ssh/box", "kubernetes/lab"))
-    text = re.sub("accelerators:", lambda found: f"infra: {next(engines)}\n    {found[0]}", inventory.read_text())
-    inventory.write_text(f"{text}\n{SITES.format(folder=folder)}")
-    for name, text in TOOLS.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -85,10 +49,7 @@ def main() -> None:
             "--help": [diloco, "--help"],
             "plan --fast": [diloco, "plan", "q/inventory.yaml", "-f", "q/run.yaml", "--fast"],
             "status": [diloco, "status", "quickstart"],
-            "launch -n": [diloco, "launch", "-n", "here/run.yaml"],
-            "with engines": [diloco, "launch", "-n", "there/run.yaml"],
         }
-        os.environ |= behind_engines(folder)
         times: dict[str, list[float]] = {label: [] for label in commands}
         for words in commands.values():
             seconds(words, folder)  # compiles
@@ -99,8 +60,6 @@ def main() -> None:
     for label, values in times.items():
         ratios = [value / base for value, base in zip(values, times["import typer"], strict=True)]
         print(f"{label:<14} {spread(values)} s   ratio {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-    engines = [there / here for there, here in zip(times["with engines"], times["launch -n"], strict=True)]
-    print(f"launch -n with engines over one without: {median(engines):.2f} ({min(engines):.2f} to {max(engines):.2f})")
 
 
 if __name__ == "__main__":

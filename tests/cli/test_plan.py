@@ -12,7 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from diloco_cli.cli.main import add_command
-from diloco_cli.cli.plan_choices import rivals_text
+from diloco_cli.cli.plan import _told_of
+from diloco_cli.cli.plan_choices import Compared, compared_text, rivals_text
 from diloco_cli.cli.plan_view import MAX_ROWS, grouped_islands, islands_table, plan_text
 from diloco_cli.cli.preflight import refuse_stores
 from diloco_cli.config.codec import replace
@@ -173,7 +174,7 @@ def test_simulate_puts_events_beside_the_closed_form(diloco):
     ("words", "message"),
     [
         (("--budget", "300"), "write an amount per hour such as 150/h"),
-        (("--budget", "x/run"), "count 'x' is no number"),
+        (("--budget", "x/run"), "--budget 'x/run': write an amount"),
         (("--budget", "0/h"), "--budget must be above 0"),
         (("--deadline", "3"), "has no unit"),
         (("--objective", "speed"), "must be one of tokens, cost, loss"),
@@ -269,12 +270,26 @@ def test_a_table_of_ones_own_and_one_machine_more(diloco, tmp_path):
     assert one["prediction"]["days_to_target"] < one["rent"]["now"]["days_to_target"]
 
 
+def test_what_is_rented_says_whom_it_replaces_and_may_keep_somebody(diloco, tmp_path):
+    """Of cheap fast machines, one beside which the own slow ones are not worth their price."""
+    prices = tmp_path / "prices.csv"
+    prices.write_text("InstanceType,AcceleratorName,AcceleratorCount,Price,Region\nbig,H100,8,3,us-central1\n")
+    words = ("plan", "-f", TPU_RUN, "--prices", prices, "--add", "auto", "--deadline", "20 d")
+    text = diloco(*words)
+    assert re.search(r"^rent .*\n?.*, instead of \S+", text, re.MULTILINE)
+    name = re.findall(r", instead of\s+([\w-]+)", text)[0]
+    kept = json.loads(diloco(*words, "--with", name, "--json"))["data"]
+    assert {name, "rented"} <= {island["name"] for island in kept["islands"]}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--add", "auto"), "until when, or for how much"),
         (("--add", "H1000:8"), "unknown device 'H1000'; nearest: H100"),
         (("--add", "H100:8@moon"), "no such machine is listed"),
+        (("--add", "auto", "--budget", "$300/run"), re.escape("--budget '$300/run': write an amount per hour such as")),
+        (("--add", "auto", "--budget", "300"), "or for all of it such as 20k/run"),
         (("--prices", "prices.csv"), "--prices are of what --add rents"),
         (("--add", "H100:8", "--prices", "missing.csv"), "no such table of prices"),
     ],
@@ -332,7 +347,8 @@ def test_a_plan_without_an_island_stands_beside_the_one_with_it(diloco):
     lines = diloco(*FOUR, "--without", "home", "--without", "old").splitlines()
     assert lines[0].split() == ["now", "without", "home,", "without", "old"]
     assert [line[:8].strip() for line in lines[1:7]] == ["time", "tok/s", "in all", "loss", "islands", "limited"]
-    assert lines[5].split()[1:] == ["4", "of", "4", "2", "of", "2"] and lines[7] == ""
+    assert lines[5].split()[1:] == ["iowa,", "eu-spot,", "old,", "home", "iowa,", "eu-spot"] and lines[7] == ""
+    assert lines[3].count("without some egress") == 2 and "%" not in lines[3]  # the missing part may decide
     found = json.loads(diloco(*FOUR, "--without", "home", "--json"))["data"]
     assert found["compared"]["then"]["tokens_per_s"] == found["prediction"]["tokens_per_s"]
     assert found["compared"]["now"]["tokens_per_s"] > found["prediction"]["tokens_per_s"]
@@ -359,7 +375,6 @@ def test_an_island_that_the_plan_leaves_out_is_taken_for_what_it_costs(diloco):
             "keep one",
         ),
         (("--set", "sync.every=100", "--with", "home"), "no plan with home: home: needs 142 Mbps", "sync.every=568"),
-        (("--with", "home", "--add", "H100:8"), "--add is one comparison", "one of them at a time"),
         (("--with", "home", "--calibrate", "no-run"), "--calibrate makes one plan again", "--calibrate RUN prints"),
     ],
 )
@@ -367,6 +382,24 @@ def test_what_cannot_be_compared_is_refused(diloco, words, message, hint):
     with pytest.raises(DilocoError, match=re.escape(message)) as caught:
         diloco(*FOUR, *words)
     assert hint in caught.value.hint
+
+
+def test_two_plans_say_who_is_in_which_what_has_no_price_and_what_longer_rounds_are_counted_as():
+    plan = read_plan(QUICKSTART / "run.yaml")
+    first, *others = plan.islands
+    one, rest = (replace(plan, islands=tuple(islands)) for islands in ([first], others))
+    text = compared_text(Compared("without it", one, rest))
+    row = next(line for line in text.splitlines() if line.startswith("islands"))
+    assert row.split()[1:] == " ".join([first.name, *(f"{i.name}," for i in others)]).rstrip(",").split()
+    assert "in all" not in text and "not in it" not in text
+    longer = replace(rest, schedule=replace(rest.schedule, sync_every=263))
+    assert "a doubling of H beyond 50 as 5 % of the tokens" in compared_text(Compared("longer", one, longer))
+    stated = [replace(plan.inventory.islands[0], name=f"i{n}") for n in range(9)]
+    many = [replace(first, name=island.name) for island in stated]
+    plan = replace(plan, inventory=replace(plan.inventory, islands=tuple(stated)))
+    without = [replace(plan, islands=tuple(i for i in many if i.name != name)) for name in ("i0", "i8")]
+    row = next(line for line in compared_text(Compared("other", *without)).splitlines() if line.startswith("islands"))
+    assert "8 of 9, not i0" in row and row.endswith("8 of 9, not i8")
 
 
 @pytest.mark.parametrize(
@@ -379,6 +412,13 @@ def test_what_cannot_be_compared_is_refused(diloco, words, message, hint):
 def test_a_comparison_that_changes_nothing_says_so(diloco, words, told):
     diloco(*FOUR, *words)
     assert told in diloco.told
+
+
+def test_why_launch_would_end_is_one_short_line_and_with_v_all_of_it():
+    why = [f"launch would end here: reason {n} (hint {n})" for n in range(3)]
+    assert _told_of(why, False) == ["warning: launch would end here: reason 0; and 2 more (-v)"]
+    assert _told_of(why, True) == [f"warning: {each}" for each in why]
+    assert _told_of(why[:1], False) == [f"warning: {why[0]}"]
 
 
 def test_what_is_written_is_not_said_to_be_lost(diloco, tmp_path):

@@ -18,7 +18,7 @@ from diloco_cli.plan.quality import Measured
 from diloco_cli.units import parse_duration
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, OLD, RUN, SPOT, fleet
 
-TRIALS = tuple(Measured(islands, 200, "adamw", 100_000, 20.0, 1.0, None, 1) for islands in (2, 4))
+TRIALS = tuple(Measured(islands, 200, "adamw", 100_000, 20.0, 1.0, None, 1, 24, "rebase") for islands in (2, 4))
 PRICED = fleet(IOWA, replace(SPOT, egress_per_gb=0.02), replace(OLD, price_per_h=2.0))
 
 

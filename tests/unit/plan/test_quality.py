@@ -6,18 +6,18 @@ import pytest
 
 from diloco_cli.cli.plan_view import answer
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import InnerSettings
+from diloco_cli.config.settings import InnerSettings, OuterSettings, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan import quality
 from diloco_cli.plan.plan import Goal
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.plan.quality import Measured, expected_loss
-from tests.unit.plan.fleets import IOWA, MODEL, RUN, SPOT, fleet
+from diloco_cli.plan.quality import Measured, expected_loss, unlike
+from tests.unit.plan.fleets import IOWA, MODEL, RUN, SPOT, fleet, with_sync
 
 MEASURED = quality.measured
-TWO = Measured(2, 400, "adamw", 100_000, 20.0, 1.0, 0.25, 3)
-EIGHT = Measured(8, 100, "adamw", 100_000, 20.0, 8.7, None, 1)
-EIGHT_LONG = Measured(8, 200, "adamw", 100_000, 80.0, 2.1, None, 1)
+TWO = Measured(2, 400, "adamw", 100_000, 20.0, 1.0, 0.25, 3, 24, "rebase")
+EIGHT = Measured(8, 100, "adamw", 100_000, 20.0, 8.7, None, 1, 24, "rebase")
+EIGHT_LONG = Measured(8, 200, "adamw", 100_000, 80.0, 2.1, None, 1, 24, "rebase")
 
 
 @pytest.fixture(autouse=True)
@@ -84,9 +84,39 @@ def test_the_answer_has_a_line_of_the_loss_with_its_interval_and_seeds() -> None
     made = make_plan(RUN, fleet(IOWA, SPOT), MODEL)
     text = " ".join(" ".join(answer(made)).split())
     assert "loss +1.0 ± 0.2 % over data-parallel at equal tokens, as 2 islands with 400 rounds of adamw, 100k" in text
-    assert text.endswith("parameters and 20 tokens for each had (3 seeds); extrapolated: parameters")
+    ways = "local steps (100 for 24), mixing (replace for rebase), outer (lr 0.7, momentum 0.9 for auto)"
+    assert text.endswith(f"parameters and 20 tokens for each had (3 seeds); extrapolated: parameters, {ways}")
     alone = make_plan(RUN, replace(fleet(IOWA), islands=(IOWA,)), MODEL)
     assert not any(line.startswith("loss") for line in answer(alone))
+
+
+AS_MEASURED = with_sync(every=24, mixing="rebase")
+
+
+@pytest.mark.parametrize(
+    ("run", "rounds", "others"),
+    [
+        (AS_MEASURED, 100, ["outer (lr 0.7, momentum 0.9 for auto)"]),
+        (replace(AS_MEASURED, outer=OuterSettings("nesterov", "auto", "auto")), 20, []),
+        (replace(AS_MEASURED, outer=OuterSettings("nesterov", 0.4, 0.9)), 100, []),
+        (replace(AS_MEASURED, outer=OuterSettings("nesterov", 0.4, "auto")), 50, ["outer (lr 0.4 for auto)"]),
+    ],
+)
+def test_settings_count_as_measured_if_auto_would_choose_them(run: RunSettings, rounds: int, others: list[str]) -> None:
+    assert list(unlike(TWO, run, rounds)) == others
+
+
+@pytest.mark.parametrize(("every", "is_named"), [(11, True), (12, False), (48, False), (49, True), (2000, True)])
+def test_local_steps_are_named_beyond_twice_those_of_the_trial(every: int, is_named: bool) -> None:
+    run = replace(with_sync(AS_MEASURED, every=every), outer=OuterSettings("nesterov", "auto", "auto"))
+    assert list(unlike(TWO, run, 400)) == [f"local steps ({every} for 24)"] * is_named
+
+
+@pytest.mark.parametrize(("momentum", "is_said"), [(0.9, True), (0.5, False)])
+def test_the_loss_is_said_to_be_more_where_the_rounds_are_few_for_the_momentum(momentum: float, is_said: bool) -> None:
+    run = replace(RUN, outer=OuterSettings("nesterov", 0.7, momentum), train=replace(RUN.train, tokens=10**9))
+    text = " ".join(" ".join(answer(make_plan(run, fleet(IOWA, SPOT), MODEL))).split())
+    assert text.endswith("; more, with only 14 rounds at momentum 0.9") == is_said, text
 
 
 EIGHT_ALIKE = fleet(*(replace(IOWA, name=f"iowa{n}") for n in range(8)))

@@ -6,16 +6,22 @@ import re
 
 import pytest
 
+from diloco_cli.cli.plan_view import answer
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import Link, OuterSettings
-from diloco_cli.plan.planner import make_plan
+from diloco_cli.config.settings import Inventory, IslandSettings, Link, OuterSettings, RegionSettings, StoreSettings
+from diloco_cli.plan.candidates import candidates
+from diloco_cli.plan.flow import run_fleet
+from diloco_cli.plan.planner import make_plan, syncer_needs
 from diloco_cli.plan.remarks import (
+    CROWDED,
     alternatives,
     horizon_warnings,
     round_warnings,
     rounded_down,
     snapshot_warnings,
     step_warnings,
+    syncer_warnings,
+    without_egress_price,
 )
 from tests.unit.plan.fleets import IOWA, MODEL, RUN, fleet, with_sync
 
@@ -90,3 +96,57 @@ def test_an_outer_momentum_that_a_runs_rounds_do_not_reach_is_warned_of(
 ) -> None:
     found = round_warnings(OuterSettings(momentum=momentum), "adamw", rounds)  # type: ignore[arg-type]
     assert [re.findall(r"--set outer\.momentum=([0-9.]+),", line) for line in found] == ([[fitting]] if fitting else [])
+
+
+RENTED, OWN = replace(IOWA, name="rented", region="far"), replace(IOWA, name="own", region="far", price_per_h=0.0)
+BUCKET = StoreSettings("gs://bucket", region="here")
+
+
+@pytest.mark.parametrize(
+    ("store", "island", "regions", "uploads", "downloads"),
+    [
+        (BUCKET, RENTED, {}, True, True),
+        (BUCKET, RENTED, {"far": 0.12}, False, True),
+        (BUCKET, RENTED, {"here": 0.0}, True, False),
+        (BUCKET, RENTED, {"here": 0.12, "far": 0.0}, False, False),
+        (BUCKET, replace(RENTED, egress_per_gb=0.1), {"here": 0.1}, False, False),
+        (BUCKET, OWN, {}, False, True),
+        (BUCKET, replace(RENTED, region="here"), {}, False, False),
+        (StoreSettings("/a/folder", region="here"), RENTED, {}, True, False),
+        (StoreSettings("gs://bucket"), RENTED, {"far": 0.12}, False, True),
+    ],
+)
+def test_what_leaves_a_region_without_a_price_is_known(
+    store: StoreSettings, island: IslandSettings, regions: dict[str, float], uploads: bool, downloads: bool
+) -> None:
+    priced = {name: RegionSettings(egress_per_gb=price) for name, price in regions.items()}
+    found = without_egress_price([island], Inventory(store, (island,), regions=priced))
+    assert found == ([island] * uploads, [island] * downloads)
+
+
+def test_a_price_without_egress_says_so_and_what_would_give_it() -> None:
+    priced = Inventory(BUCKET, (IOWA, RENTED), regions={name: RegionSettings(None, 0.1) for name in ("here", "far")})
+    whole, lacking = (make_plan(RUN, replace(priced, regions=r), MODEL) for r in (priced.regions, {}))
+    assert "without egress" not in answer(whole)[0] and not answer(whole)[1].startswith("egress")
+    first, *more = answer(lacking)
+    assert " in all without egress (" in first
+    told = " ".join(" ".join(more[:2]).split())
+    assert "in the inventory regions.far.egress, regions.here.egress" in told
+    gigabytes = 1000 * float(re.findall(r"no price of (\S+) TB", told)[0])
+    assert lacking.money.total + 0.1 * gigabytes == pytest.approx(whole.money.total, rel=0.01)
+
+
+def test_what_is_not_known_of_links_is_named_by_its_part() -> None:
+    up = replace(IOWA, name="up", link=Link(up_bps=2e9))
+    made = make_plan(RUN, fleet(IOWA, up, replace(IOWA, name="rest", link=Link(2e9, 2e9))), MODEL)
+    assert "; links: guessed down and rtt of up; rtt of rest" in " ".join(answer(made))
+    assert any(item.text == "up: no downlink given, taken as fast enough" for item in made.assumptions)
+
+
+@pytest.mark.parametrize(("times", "advice"), [(1.006, ""), (1.1, "--set sync.every=550")])
+def test_a_round_that_is_hardly_longer_is_no_advice(times: float, advice: str) -> None:
+    run = with_sync(every=500)
+    kept = run_fleet(candidates(run, fleet(IOWA), MODEL), run.sync, MODEL)
+    needs = syncer_needs(kept, run.outer.name, MODEL)
+    (said,) = syncer_warnings(replace(needs, busy_percent=CROWDED * times), kept)
+    assert re.findall(r"--set sync\.every=\d+", said) == [advice] * bool(advice)

@@ -99,6 +99,18 @@ def test_a_wish_that_cannot_be_read_is_refused(text: str) -> None:
         read_wish(text, {})
 
 
+def test_what_is_not_listed_names_all_of_its_kind_and_the_way_to_an_own_price() -> None:
+    machines = [Rentable("big", Accelerators("H100-SXM", 2**n), f"r{n}", "", 9.0) for n in range(8)]
+    other = Rentable("old", Accelerators("V100-SXM2-16GB", 8), "here", "", 9.0)
+    with pytest.raises(UsageError) as caught:
+        best(Goal(), other, *machines, wish=Wish(Accelerators("H100-SXM", 3)))
+    hint = str(caught.value.hint)
+    assert all(f"H100-SXM:{2**n}@r{n}" in hint for n in range(8)) and "V100" not in hint
+    assert hint.endswith(
+        "--prices FILE, a CSV that begins with InstanceType,AcceleratorName,AcceleratorCount,Price,Region"
+    )
+
+
 def test_what_is_not_listed_names_what_is() -> None:
     with pytest.raises(UsageError, match="no such machine is listed") as caught:
         best(Goal(), ON_DEMAND, wish=Wish(region="there"))
