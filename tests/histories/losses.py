@@ -40,12 +40,13 @@ class Losses:
         number = max(0, n - back)
         key = {"format": FORMAT_KEY, "hint": HEAD_HINT_KEY}.get(kind, commit_key(number))
         objects = self.history.bucket.objects
-        if kind == "commit" and harm == "delete" and (number == n or self._is_before(number)):
-            harm = "flip"
+        shown = any(not self._is_harmed(commit_key(later)) for later in range(number + 1, n + 1))
+        if kind == "commit" and harm == "delete" and (not shown or self._is_before(number)):
+            harm = "flip"  # what comes behind a commit that was deleted shows that it was there
         if not objects.get(key) or (kind == "commit" and n < 1):  # a forger's hint may be empty
             return
         if kind == "commit" and any(lost not in objects for lost in self.whole):
-            return  # what comes behind a commit that was deleted shows that it was there
+            return  # it may be what shows the commit that was deleted
         data = objects[key]
         self.history.note(f"{key} is lost: {harm}")
         if kind != "hint":
