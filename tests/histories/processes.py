@@ -116,10 +116,6 @@ class Process:
         return sum(actor.operations for actor in self.threads)
 
     @property
-    def crashed(self) -> bool:
-        return self.ended and self.status is None
-
-    @property
     def frozen(self) -> bool:
         return any(actor.paused for actor in self.threads)
 

@@ -35,12 +35,13 @@ def syncers_signer(number: int) -> str:
 
 
 class SimulatedSupervisor:
-    """The supervisor of all roles. `standing_by`: the standbys."""
+    """The supervisor of all roles. `standing_by`: the standbys; `fallen`: crashed syncers without a successor."""
 
     def __init__(self, history: History) -> None:
         self.history = history
         self.processes: list[Process] = []
         self.standing_by: set[str] = set()
+        self.fallen: list[int] = []
         self.crashes = 0
         self._counts: Counter[str] = Counter()
 
@@ -63,11 +64,11 @@ class SimulatedSupervisor:
         self.processes.append(process)
         return process
 
-    def start_syncer(self, delay_s: float = 0.0) -> None:
-        """Under an engine: as a job, one of two that are alike."""
+    def start_syncer(self, delay_s: float = 0.0, dead: int | None = None) -> None:
+        """Under an engine: as a job, one of two that are alike; `dead`: the process that it replaces in its job."""
         process = self.new_process(SYNCER)
         alike = self.history.options.engine
-        process.start(self._stand_by(process, alike=True) if alike else self._serve(process), delay_s=delay_s)
+        process.start(self._stand_by(process, True, dead) if alike else self._serve(process), delay_s=delay_s)
 
     def _serve(self, process: Process, because: str = "") -> Steps[RunState]:
         history = self.history
@@ -85,13 +86,12 @@ class SimulatedSupervisor:
         self.standing_by.add(process.name)
         process.start(self._stand_by(process))
 
-    def _stand_by(self, process: Process, alike: bool = False) -> Steps[Any]:
+    def _stand_by(self, process: Process, alike: bool = False, dead: int | None = None) -> Steps[Any]:
         history = self.history
         name = f"s{process.number % SYNCER_HOSTS if alike else process.number}"
-        crashed = [other.number for other in self.processes if other.role == SYNCER and other.crashed]
         standby = history.actors.standby(
             self.as_syncer(process), process.claim(), name, history.draw.uniform(),
-            instead_of=max(crashed, default=None) if alike else None, alike=alike,
+            instead_of=dead, alike=alike,
         )  # fmt: skip
         if (reason := (yield from standby.wait())) is None:
             return "the run is over"
@@ -175,6 +175,7 @@ class SimulatedSupervisor:
     def crashed(self, process: Process) -> None:
         self.crashes += 1
         self.history.note(f"{process.name} crashed")
+        self.fallen += [process.number] if process.role == SYNCER else []
         self._replace(process)
 
     def _replace(self, process: Process) -> None:
@@ -194,7 +195,7 @@ class SimulatedSupervisor:
         if len(serving) >= units or role == OPERATOR or self.history.nemesis.stopped:
             return
         if role == SYNCER:
-            self.start_syncer()
+            self.start_syncer(dead=self.fallen.pop(0) if self.fallen else None)
         else:
             self.history.nemesis.start(role)
 
