@@ -34,7 +34,7 @@ from diloco_cli.protocol.log.mending import MOST_WANTED, Mender, patient_log
 from diloco_cli.protocol.log.operations import Create, Now, Put, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat, Timings
 from diloco_cli.protocol.log.state import LEARNER, LearnerState, RunPhase, RunState, moved
-from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, expected_slot_s, fence_check_every_s, next_request_s
+from diloco_cli.protocol.rules.pacing import expected_slot_s, fence_check_every_s, next_request_s
 from diloco_cli.protocol.rules.quorum import moving_average
 from diloco_cli.signing import learner_signer
 
@@ -267,6 +267,7 @@ class Follower:
         self._mail: deque[Mail] = deque()  # at most one: put by the follower, taken by the training
         self._fetched: dict[int, int] = {}
         self._looked_s = 0.0
+        self._fetched_last = False  # in the look before this one
         self.state = RunState()
         self.head = (self.state, 0.0, 0.0)  # the state, and two times between which its commit appeared
         self.found_s: float | None = None
@@ -304,14 +305,15 @@ class Follower:
         known, learner = self.state, self._learner
         self.state = yield from patient_log(learner.run, known)
         self._looked_s = asked_s
-        news, seen_s = self.state.n > known.n, (yield Now())
+        fetched, news, seen_s = self._fetched_last, self.state.n > known.n, (yield Now())
+        self._fetched_last = news
         if news:
             refuse_revoked(learner.run, self.state, learner_signer(learner.name))
             if self.state.learner(learner.name).floor > learner.joined.incarnation:  # under another key
                 raise self._fenced()
             self.head = (self.state, since_s, seen_s)
         if self.state.slot > known.slot:  # an evaluation may come right before a merge, which is a slot after another
-            self.found_s = self._appeared_s(self.state.slot - known.slot, since_s, seen_s)
+            self.found_s = self._appeared_s(self.state.slot - known.slot, since_s, seen_s) if fetched else seen_s
         if self.state.base_floor > known.base_floor:
             # All versions of a rollback at once, so that nobody trains on a mixture of old and restored fragments. One
             # that cannot be read is left for later: a merge must supersede it, so none may wait for it.
@@ -327,13 +329,11 @@ class Follower:
         return news
 
     def _appeared_s(self, slots: int, since_s: float, seen_s: float) -> float:
-        """When the newest merge's commit was due, `slots` after the one before: a version that took long to fetch must
-        not make it seem later, or the next one would be found later still. It was not there yet at `since_s`. In short
-        slots requests are dense by the time of the find itself, also where the syncer is behind."""
-        slot_s = self._slot_s()
-        if self.found_s is None or slot_s < SHORT_SLOT_S:
+        """When a commit was due that was found behind a fetch, `slots` after the one before: a version that took so
+        long must not make it seem later, or the next one would be found later still. It was not there at `since_s`."""
+        if self.found_s is None:
             return seen_s
-        return min(max(since_s, self.found_s + slots * slot_s), seen_s)
+        return min(max(since_s, self.found_s + slots * self._slot_s()), seen_s)
 
     def _pass_on(self, output: FragmentVersion, seen_s: float) -> Steps[None]:
         version = yield from self._fetch(output, seen_s)
