@@ -170,6 +170,7 @@ class SimulatedSupervisor:
             check_gave_way(self.history, process)
         if self.history.healthy is not None:
             self.history.healthy.left(process, error)
+            self.history.nemesis.losses.owner_restores()  # it may have been the last one that held a record
         return self._replace(process)
 
     def crashed(self, process: Process) -> None:
