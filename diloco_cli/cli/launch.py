@@ -109,7 +109,7 @@ def launch(
     if emit is not None:
         _emit(opened, region, syncer_here, folder, emit)
         return
-    sys.exit(go_on(opened, region, detach, as_json, "launch", named, hooks, syncer_here, files))
+    sys.exit(go_on(opened, region, detach, as_json, "launch", named, hooks, syncer_here, files, region is not None))
 
 
 def _emit(opened: OpenRun, region: str | None, syncer_here: bool, folder: Path, to: Path) -> None:

@@ -163,35 +163,34 @@ def resume(
     opened = open_run(run, at_home=False, acts=True)
     _say_unused(opened, Path(run) if run is not None and is_run_file(run) else RUN_FILE)
     here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
-    region = _region_to_resume(opened, region)
-    name_partitions(opened.url, opened.format, just_typed(region))
+    of_all = region == ALL_REGIONS and all(island.region != region for island in opened.format.islands)
+    typed = just_typed(None if of_all else region)
+    region, syncer_here = (None, syncer_here) if of_all else _as_before(opened, region, syncer_here)
+    name_partitions(opened.url, opened.format, typed)
+    by_region = typed is not None
     try:
         refuse_unless_free(opened.url)
     except RefusedError:
-        if not submit_beside(opened, region, here, syncer_here):
+        if not submit_beside(opened, region, here, syncer_here, by_region):
             raise
         talk(f"what runs here is supervised already: diloco status {opened.word} --watch")
         return
     remember_run(opened.url, (opened.format.home_of(opened.url), *opened.format.region_urls))
-    sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks, syncer_here))
+    sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks, syncer_here, by_region=by_region))
 
 
-def _region_to_resume(opened: OpenRun, typed: str | None) -> str | None:
-    """As typed; else the one that this machine was last asked to run, so that of two machines each resumes what it had.
-    None: all regions."""
+def _as_before(opened: OpenRun, region: str | None, syncer_here: bool) -> tuple[str | None, bool]:
+    """The region (None: all), and whether the syncer runs here: as typed; without a region, as this machine was asked
+    last, so that of two machines each resumes what it had."""
     from diloco_cli.runtime.processes import is_started_by_diloco
     from diloco_cli.runtime.registry import read_resuming
 
-    if typed == ALL_REGIONS and all(island.region != typed for island in opened.format.islands):
-        return None
-    if typed is not None or is_started_by_diloco():
-        return typed
-    noted = next((word for word in read_resuming(opened.url).words if word.startswith("--region=")), None)
-    if noted is None:
-        return None
-    region = noted.partition("=")[2]
-    talk(f"region {region}, as before on this machine; all of them: --region {ALL_REGIONS}")
-    return region
+    words = () if region is not None or is_started_by_diloco() else read_resuming(opened.url).words
+    if not words:
+        return region, syncer_here
+    talk(f"{' '.join(words)}, as before on this machine; all regions: --region {ALL_REGIONS}")
+    regions = [word.partition("=")[2] for word in words if word.startswith("--region=")]
+    return (regions[0] if regions else None), syncer_here or "--syncer=here" in words
 
 
 def _say_unused(opened: OpenRun, file: Path) -> None:

@@ -68,7 +68,7 @@ def plan(
     """Plan islands, schedule and predictions for the hardware of INVENTORY."""
     from diloco_cli.plan.plan import load_plan, summary_of
 
-    _refuse_together(add, bool(add or wanted or unwanted), prices, calibrate, diff if simulate and not json else None)
+    _refuse_together(add, wanted, unwanted, prices, calibrate, diff if simulate and not json else None)
     named, file = _files(inventory, file)
     earlier = load_plan(diff) if diff else None
     goal = _goal(objective or ("cost" if add and deadline else "tokens"), budget, deadline)
@@ -93,13 +93,20 @@ def plan(
 
 
 def _refuse_together(
-    add: str | None, is_changed: bool, prices: Path | None, calibrate: str | None, silent_diff: Path | None
+    add: str | None,
+    wanted: Sequence[str],
+    unwanted: Sequence[str],
+    prices: Path | None,
+    calibrate: str | None,
+    silent_diff: Path | None,
 ) -> None:
-    """Before anything takes time. `is_changed`: by --add, --with or --without; `silent_diff`: with a simulation that it
-    would not show."""
+    """Before anything takes time. `silent_diff`: with a simulation that it would not show."""
+    if add and unwanted:
+        hint = "leave it out of the inventory"
+        raise UsageError("--add is beside all that the inventory has, --without leaves some of it out", hint=hint)
     if prices and not add:
         raise UsageError("--prices are of what --add rents", hint="--add auto --deadline '3 d'")
-    if calibrate is not None and is_changed:
+    if calibrate is not None and (add or wanted or unwanted):
         hint = "diloco plan --calibrate RUN prints measured speeds, for the inventory"
         raise UsageError("--calibrate makes one plan again, --add, --with and --without compare two", hint=hint)
     if silent_diff is not None:
@@ -220,15 +227,18 @@ def _checked(made: Plan, folder: Path) -> list[str]:
     for error, is_of_here in Preflight(made, folder, loads=False).problems(talk):
         if not is_of_here:
             raise error
-        found.append(f"launch would end here: {error}" + (f" ({error.hint})" if error.hint else ""))
+        found.append(f"launch would end here: {error}" + (f"{HINTED}{error.hint})" if error.hint else ""))
     return found
+
+
+HINTED = " (hint: "
 
 
 def _told_of(warnings: Sequence[str], verbose: bool) -> list[str]:
     """All of them where everything is asked for; else the first, and how many there are."""
     if verbose or len(warnings) < 2:
         return [f"warning: {warning}" for warning in warnings]
-    first = warnings[0].partition(" (")[0]
+    first = warnings[0].partition(HINTED)[0]
     return [f"warning: {first}; and {len(warnings) - 1} more (-v)"]
 
 

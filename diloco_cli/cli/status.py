@@ -101,7 +101,8 @@ def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
         reason = f"{current.reason}; yet their jobs run: is this machine's clock ahead of the store's?"
         current = replace(current, reason=reason, hint=f"diloco doctor {facts.url}")
     if failed and not current.hint:  # submitted again they would end alike
-        current = replace(current, hint=f"diloco logs {min(failed)} --run {facts.url}")
+        first_name = min(learners & failed.keys(), default=min(failed))
+        current = replace(current, hint=f"diloco logs {first_name} --run {facts.url}")
     killed = {job.unit for job in jobs if job.id and job.state in (JobState.FAILED, JobState.GONE)} - unheard
     lost = killed.union(job.unit for job in jobs if not job.lives and job.unit not in learners)
     if lost and not current.hint:  # not heard for a while, or of its syncers, of which another one serves

@@ -17,12 +17,12 @@ from typing import Any
 from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.arguments import LOOK_S, OpenRun, boxed, head_of, open_known_run, operator_of
 from diloco_cli.cli.hooks import HookCaller, Hooks
-from diloco_cli.cli.jobs import JobNews, hasten, jobs_before, just_typed, submit_missing
+from diloco_cli.cli.jobs import MAX_ASKED, JobNews, hasten, jobs_before, submit_missing
 from diloco_cli.cli.output import print_json, screen_width, talk
 from diloco_cli.cli.status import Watcher
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.engines.port import Job
-from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError, TakenError
+from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError, RefusedError
 from diloco_cli.events.bucket import EventWriter
 from diloco_cli.events.event import KINDS
 from diloco_cli.observe.facts import RunFacts
@@ -39,6 +39,7 @@ from diloco_cli.runtime.processes import is_started_by_diloco
 from diloco_cli.runtime.registry import (
     SUPERVISOR,
     Resuming,
+    UnitRecord,
     known_at,
     living_supervisor,
     log_path,
@@ -164,10 +165,11 @@ def go_on(
     hooks: Hooks = Hooks(),
     syncer_here: bool = False,
     files: Path | None = None,
+    by_region: bool = False,
 ) -> int:
     """Start (or adopt) what runs here, submit what has no job, and watch, or leave that to a background process.
     `here`: what this machine consents to; it is remembered for its units. `hooks`: what to call when the run stalls,
-    fails or finishes. `files`: where edited texts of its jobs lie."""
+    fails or finishes. `files`: where edited texts of its jobs lie. `by_region`: a person has named the region now."""
     state = head_of(opened)
     if state.phase == "FINISHED":
         talk(f"run {opened.name} is FINISHED; start another: diloco launch RUN.yaml --set name={opened.name}-2")
@@ -188,27 +190,31 @@ def go_on(
     ).withdraw_stop(state):
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
-    units = _beside_others(opened, state, units, region)
-    by_region = just_typed(region) is not None
+    units = _beside_others(opened, state, units)
+    if not units and not planned:
+        hint = f"diloco status {opened.word} --watch"
+        raise RefusedError(
+            "nothing of the run starts here: all of it works on other machines", where=opened.name, hint=hint
+        )
+    words = (*([f"--region={region}"] if region else []), *(["--syncer=here"] if syncer_here else []))
+    note_resuming(opened.url, Resuming(words, hooks.environment()))
     jobs = [] if before is None else submit_missing(opened, planned, here.folder, before, files, by_region)
     for line in job_lines(jobs):
         talk(line)
     if not units:
         return _submitted(opened, jobs, detach, as_json, command, hooks)
-    words = (*([f"--region={region}"] if region else []), *(["--syncer=here"] if syncer_here else []))
-    note_resuming(opened.url, Resuming(words, hooks.environment()))
     if detach:
         return _detached(opened, as_json, command)
     return supervise_run(opened, units, region, command, as_json, hooks, jobs)
 
 
-def submit_beside(opened: OpenRun, region: str | None, here: NamedHere, syncer_here: bool) -> bool:
+def submit_beside(opened: OpenRun, region: str | None, here: NamedHere, syncer_here: bool, by_region: bool) -> bool:
     """Submit what has no job, beside the supervisor of what runs here; False if the run has no jobs."""
     planned = [unit for unit in units_of(opened.format, opened.url, region, syncer_here) if unit.is_submitted]
     if planned:
         consented(opened.format, opened.url, here, stores_of(opened.format), code=False)
         before = jobs_before(opened, head_of(opened), planned)
-        for line in job_lines(submit_missing(opened, planned, here.folder, before, by_region=region is not None)):
+        for line in job_lines(submit_missing(opened, planned, here.folder, before, by_region=by_region)):
             talk(line)
     return bool(planned)
 
@@ -225,11 +231,9 @@ def refuse_unless_free(url: str) -> None:
     refuse_supervised(url, ENDS_WITHIN_S if ends else 0.0)
 
 
-def _beside_others(
-    opened: OpenRun, state: RunState, units: list[UnitSpec], region: str | None
-) -> list[UnitSpec]:  # fmt: skip
-    """The units to start here. A syncer that is heard elsewhere goes on serving, and the one here stands by. Learners
-    that work elsewhere, and were never known here, stay there, unless the user names their region."""
+def _beside_others(opened: OpenRun, state: RunState, units: list[UnitSpec]) -> list[UnitSpec]:
+    """The units to start here. A syncer that is heard elsewhere goes on serving, and the one here stands by; learners
+    that work elsewhere stay there."""
     if state.n < 0:
         return units
     try:
@@ -239,34 +243,34 @@ def _beside_others(
     if (host := _serves_elsewhere(opened.url, facts)) and any(unit.kind == "syncer" for unit in units):
         talk(f"a syncer on {host} serves the run: the one here stands by, and takes over once that one is silent")
         units = [standing_by(unit) if unit.kind == "syncer" else unit for unit in units]
-    there = _work_elsewhere(opened, facts, units)
-    if not there:
-        return units
-    where = f"{listed(there)} {'works' if len(there) == 1 else 'work'} on another machine, or under another DILOCO_HOME"
-    if region is not None:
-        talk(f"warning: {where}: what starts here takes {'its place' if len(there) == 1 else 'their places'}")
-        return units
-    regions = sorted({island.region for island in opened.format.islands if island.name in there})
-    commands = [f"diloco resume {opened.url} --region {name}" for name in regions]
-    talk(f"{where}: left there. To take over from {'it' if len(there) == 1 else 'them'}: {'; '.join(commands)}")
+    there = _work_elsewhere(opened, facts, [unit.name for unit in units if unit.kind == "learner"])
+    if there:
+        works, it = ("works", "it") if len(there) == 1 else ("work", "them")
+        talk(
+            f"{listed(there)} {works} on another machine, or under another DILOCO_HOME: left there. To have {it} here, "
+            f"end {it} there first: Ctrl-C in what started {it}, or `diloco stop`"
+        )
     return [unit for unit in units if unit.name not in there]
 
 
-def _work_elsewhere(opened: OpenRun, facts: RunFacts, units: list[UnitSpec]) -> list[str]:
-    """The learners of these that were never known here and were heard a moment ago, and again now: of one that has just
-    died no second heartbeat comes."""
+def _work_elsewhere(opened: OpenRun, facts: RunFacts, learners: list[str]) -> list[str]:
+    """Those of these learners that were heard a moment ago, and again now, and not as this machine's unit: of one that
+    has just died no second heartbeat comes."""
     from diloco_cli.observe.unit_states import working
+
+    def is_ours(name: str) -> bool:
+        host = facts.learners[name].heartbeat.process.partition(" on ")[2]
+        return host == os.uname().nodename and isinstance(read_unit(opened.url, name), UnitRecord)
 
     def lives(name: str) -> bool:
         try:
             opened.perform(refuse_beside_living(opened.format, name))
-        except TakenError:
+        except DilocoError:  # it lives, or nobody can say
             return True
         return False
 
-    new = [unit.name for unit in units if unit.kind == "learner" and read_unit(opened.url, unit.name) is None]
-    heard = working(facts, new)
-    with ThreadPoolExecutor(max(1, len(heard))) as pool:
+    heard = [name for name in working(facts, learners) if not is_ours(name)]
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
         return [name for name, alive in zip(heard, pool.map(lives, heard), strict=True) if alive]
 
 

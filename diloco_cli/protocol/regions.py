@@ -348,9 +348,11 @@ class Mirror:
         """What home holds under this key; if home has lost it, the region's `copy`."""
         data = yield from self._here(key)
         if data is not None and self.run.keyring.authenticates(LOG, key, data):
+            self._lost.pop(key, None)
             return data
         if copy is not None:
-            self._lost[key] = copy
+            if self.run.keyring.authenticates(LOG, key, copy):
+                self._lost[key] = copy
             return copy
         if data is None:
             raise DataCheckError("the home bucket has lost what its log holds", where=key)

@@ -291,6 +291,7 @@ def test_what_is_rented_says_whom_it_replaces_and_may_keep_somebody(diloco, tmp_
         (("--add", "auto", "--budget", "$300/run"), re.escape("--budget '$300/run': write an amount per hour such as")),
         (("--add", "auto", "--budget", "300"), "or for all of it such as 20k/run"),
         (("--prices", "prices.csv"), "--prices are of what --add rents"),
+        (("--add", "auto", "--without", "home"), "--add is beside all that the inventory has"),
         (("--add", "H100:8", "--prices", "missing.csv"), "no such table of prices"),
     ],
 )
@@ -415,8 +416,8 @@ def test_a_comparison_that_changes_nothing_says_so(diloco, words, told):
 
 
 def test_why_launch_would_end_is_one_short_line_and_with_v_all_of_it():
-    why = [f"launch would end here: reason {n} (hint {n})" for n in range(3)]
-    assert _told_of(why, False) == ["warning: launch would end here: reason 0; and 2 more (-v)"]
+    why = [f"launch would end here: reason {n} (with a parenthesis) (hint: {n})" for n in range(3)]
+    assert _told_of(why, False) == ["warning: launch would end here: reason 0 (with a parenthesis); and 2 more (-v)"]
     assert _told_of(why, True) == [f"warning: {each}" for each in why]
     assert _told_of(why[:1], False) == [f"warning: {why[0]}"]
 

@@ -12,18 +12,20 @@ import pytest
 from diloco_cli.cli import supervision as calling
 from diloco_cli.cli.arguments import OpenRun
 from diloco_cli.cli.hooks import Hooks
-from diloco_cli.cli.operators import _region_to_resume
+from diloco_cli.cli.operators import _as_before
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import SyncerSettings
-from diloco_cli.errors import TakenError, UsageError
+from diloco_cli.errors import DilocoError, TakenError, UsageError
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.observe.facts import Heard
+from diloco_cli.protocol.log.heartbeats import process_on
 from diloco_cli.protocol.log.records import RegionStore
 from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.runtime.daemon import SystemClock
 from diloco_cli.runtime.processes import Identity
 from diloco_cli.runtime.registry import Resuming, UnitRecord, note_resuming, note_sites, read_resuming, write_unit
 from diloco_cli.runtime.units import syncer_units, units_of
+from diloco_cli.store.port import StoreUnavailableError
 from diloco_cli.syncer.operator import Operator
 from tests.unit.observe.test_status import STATE, SYNCER, facts
 from tests.unit.protocol.integer_ports import WrittenLog
@@ -61,59 +63,71 @@ def test_a_resume_throws_no_syncer_out_that_serves_elsewhere(
     monkeypatch.setattr(calling, "boxed", lambda opened, box: SimpleNamespace(facts=lambda: seen))
     units = syncer_units(seen.url, SyncerSettings())
     opened: Any = SimpleNamespace(url=seen.url)
-    [syncer] = calling._beside_others(opened, STATE, units, None)
+    [syncer] = calling._beside_others(opened, STATE, units)
     assert ("--standby" in syncer.command) == stands_by
     assert stands_by or [syncer] == units
 
 
+HERE = os.uname().nodename
+
+
 @pytest.mark.parametrize(
-    ("region", "lives", "known_here", "started", "said"),
+    ("error", "host", "known_here", "started"),
     [
-        (None, True, False, ["rhine"], "left there. To take over from it: diloco resume {url} --region us"),
-        ("us", True, False, ["iowa", "rhine"], "warning: iowa works on another machine"),
-        (None, False, False, ["iowa", "rhine"], ""),  # it was heard a moment ago, and is not heard again
-        (None, True, True, ["iowa", "rhine"], ""),  # ours: it is adopted
+        (TakenError("iowa takes part already"), "another", False, ["rhine"]),
+        (TakenError("iowa takes part already"), "another", True, ["rhine"]),  # it was here once
+        (TakenError("iowa takes part already"), HERE, False, ["rhine"]),  # under another DILOCO_HOME
+        (StoreUnavailableError("away"), "another", False, ["rhine"]),  # nobody can say whether it still lives
+        (None, "another", False, ["iowa", "rhine"]),  # it was heard a moment ago, and is not heard again
+        (TakenError("iowa takes part already"), HERE, True, ["iowa", "rhine"]),  # ours: adopted, or back at once
     ],
 )
-def test_a_resume_takes_no_living_learners_place_unless_its_region_is_named(
-    region: str | None,
-    lives: bool,
+def test_a_resume_takes_no_living_learners_place(
+    error: DilocoError | None,
+    host: str,
     known_here: bool,
     started: list[str],
-    said: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path))
-    seen = facts(rhine=None, syncer=None)
+    seen = facts(rhine=None, syncer=None, process=process_on(host, 7))
     if known_here:
         write_unit(seen.url, UnitRecord("iowa", "learner", Identity(1, "then"), 0.0))
 
     def perform(steps: object) -> None:
-        if lives:
-            raise TakenError("iowa takes part already")
+        if error is not None:
+            raise error
 
     monkeypatch.setattr(calling, "boxed", lambda opened, box: SimpleNamespace(facts=lambda: seen))
     opened: Any = SimpleNamespace(url=seen.url, format=seen.run, perform=perform)
     learners = [unit.spec for unit in units_of(seen.run, seen.url) if unit.island is not None]
-    begun = calling._beside_others(opened, STATE, learners, region)
-    assert [unit.name for unit in begun] == started
-    err = capsys.readouterr().err
-    assert said.format(url=seen.url) in err if said else not err
+    assert [unit.name for unit in calling._beside_others(opened, STATE, learners)] == started
+    assert ("iowa works on another machine" in capsys.readouterr().err) == ("iowa" not in started)
 
 
 @pytest.mark.parametrize(
-    ("noted", "typed", "region"),
-    [((), None, None), (("--region=eu",), None, "eu"), (("--region=eu",), "us", "us"), (("--region=eu",), "all", None)],
+    ("noted", "typed", "begun"),
+    [
+        ((), None, (None, False)),
+        (("--region=eu",), None, ("eu", False)),
+        (("--region=eu", "--syncer=here"), None, ("eu", True)),
+        (("--region=eu", "--syncer=here"), "us", ("us", False)),
+    ],
 )
-def test_a_resume_goes_on_with_the_region_that_this_machine_had(
-    noted: tuple[str, ...], typed: str | None, region: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_resume_goes_on_with_what_this_machine_had(
+    noted: tuple[str, ...],
+    typed: str | None,
+    begun: tuple[str | None, bool],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path))
     note_resuming(URL, Resuming(noted))
-    opened: Any = SimpleNamespace(url=URL, format=make_run())
-    assert _region_to_resume(opened, typed) == region
+    assert _as_before(SimpleNamespace(url=URL), typed, False) == begun
+    monkeypatch.setattr("diloco_cli.runtime.processes.is_started_by_diloco", lambda: True)
+    assert _as_before(SimpleNamespace(url=URL), typed, False) == (typed, False), "a successor has all its words"
 
 
 def test_a_resume_whose_engine_is_away_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

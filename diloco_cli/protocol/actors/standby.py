@@ -26,7 +26,7 @@ from diloco_cli.protocol.log.heartbeats import (
     tolerated_s,
 )
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
-from diloco_cli.protocol.log.mending import Mender, heard_from_syncer, patient_log, wanted_by
+from diloco_cli.protocol.log.mending import MOST_WANTED, Mender, heard_from_syncer, patient_log, wanted_by
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, ProcessClaim, RecordError, RunFormat, decode, decode_plain
 from diloco_cli.protocol.log.state import STANDBY, RunPhase, RunState, StandbyState, SyncerState, moved
@@ -155,7 +155,9 @@ class Standby:
         puts its next heartbeat over it."""
         said: SyncerHeartbeat | None = yield from heard_from_syncer(self.run, RunState())
         said = said or SyncerHeartbeat(self.doing, 0, -1, self.claim.host, unit=self.name)
-        yield self._put(heartbeat_key(SYNCER), replace(said, reason=str(error), wants=wanted_by(error)))
+        wants = tuple(dict.fromkeys((*wanted_by(error), *said.wants)))[:MOST_WANTED]
+        if wants != said.wants:  # written once more, it would make that one seem alive, or hide its goodbye
+            yield self._put(heartbeat_key(SYNCER), replace(said, reason=str(error), wants=wants))
 
     def _rest(self, state: RunState, poll_s: float) -> Steps[RunState]:
         yield from self._heartbeat((yield Now()), state, "the run is stopped: waits for `diloco resume`")

@@ -109,9 +109,8 @@ class RunFormat:
         """Hold a genuine record of the log, of which the newest COMMITS_KEPT stay, or the format."""
         self.kept[key] = data
         if len(self.kept) > COMMITS_KEPT + 1:
-            self.kept.pop(
-                min(one for one in list(self.kept) if one != FORMAT_KEY), None
-            )  # a mirror's thread keeps, too
+            oldest = min(one for one in list(self.kept) if one != FORMAT_KEY)
+            self.kept.pop(oldest, None)  # a mirror's thread keeps, too
 
     @property
     def format_digest(self) -> str:
