@@ -10,6 +10,7 @@ from methods import two_bits
 from methods.pacing import Pacing
 from methods.schedules import failing, lockstep, nearly_equal, synchronous
 from methods.trial import Trial
+from models import SEQUENCE
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import (
@@ -31,9 +32,8 @@ METHODS: tuple[Method, ...] = get_args(Method)
 STANDARD = METHODS[:3]  # the others are asked for by name
 CODED = ("int4", two_bits.register())  # deltas alone, with error feedback
 CHIPS = 1_200_000
-SEQUENCE = 64
 SEQUENCES = 512  # of the held-out data, for a trial's last loss
-PARAMETERS = 122_880  # of the model, rounded: every budget is whole rounds of two, four and eight learners
+PARAMETERS = 122_880  # of the dense model, rounded: every budget is whole rounds of two, four and eight learners
 SYNC = SyncSettings(every=24, fragments=12, overlap=2, quorum=1, mixing="rebase")
 PARALLEL_RATE = 6e-3  # of the inner optimizer, either one; this and what follows is the best of those that were tried
 RATES: dict[Optimizer, float] = {"adamw": 3e-3, "muon": 1.5e-3}  # of islands
@@ -45,19 +45,20 @@ TUNING_SEED, TUNING_LEARNERS = 100, 4  # the seed is in no other table
 @dataclass(frozen=True)
 class Task:
     """`tokens`: processed by all learners together. `batch_tokens`: of one inner step of one learner. `learners`: how
-    many there are by default. `outer`: auto."""
+    many there are by default. `model`: a function of models.py."""
 
     name: str
     tokens: int
     batch_tokens: int
     learners: tuple[int, ...] = (2, 4, 8)
     warmup_steps: int = 150
-    outer: OuterSettings | None = None
+    model: str = "dense"
 
 
 TASKS: dict[str, Task] = {
     "dense-20": Task("dense-20", 20 * PARAMETERS, 128),
     "dense-80": Task("dense-80", 80 * PARAMETERS, 256, learners=(8,)),
+    "moe-20": Task("moe-20", 20 * PARAMETERS, 128, learners=(4,), model="moe"),
     "quick": Task("quick", PARAMETERS, 128, learners=(2,), warmup_steps=40),
 }
 
@@ -88,23 +89,23 @@ def trial(task: Task, optimizer: Optimizer, method: Method, learners: int, seed:
     train = TrainSettings(task.tokens, task.batch_tokens, seed=seed, inner=inner)
     settings = RunSettings(
         name=task.name,
-        model=ModelSettings(entrypoint="models:dense"),
+        model=ModelSettings(entrypoint=f"models:{task.model}"),
         data=DataSettings(entrypoint="models:text", args={"seed": seed}),
         train=train,
         sync=sync_of(method, learners),
-        outer=outer_of(task, method, train, learners),
+        outer=outer_of(method, train, learners),
         retention=RetentionSettings(rounds="all"),  # a learner that is down for long is still told what it missed
     )
     kind: Literal["data_parallel", "fleet"] = "data_parallel" if method == "data-parallel" else "fleet"
     return Trial(kind, settings, pacings_of(method, learners, seed, train), SEQUENCE, SEQUENCES)
 
 
-def outer_of(task: Task, method: Method, train: TrainSettings, learners: int) -> OuterSettings:
-    """As `outer: auto` resolves it, but where the task or the method has its own. Data-parallel training has none."""
+def outer_of(method: Method, train: TrainSettings, learners: int) -> OuterSettings:
+    """As `outer: auto` resolves it, but where the method has its own. Data-parallel training has none."""
     if method in ("data-parallel", "default outer"):
         return OuterSettings()
     lr, momentum = fitting_outer(train.inner.name, train.tokens / (train.batch_tokens * learners * SYNC.every))
-    return task.outer or OuterSettings(lr=lr, momentum=momentum)
+    return OuterSettings(lr=lr, momentum=momentum)
 
 
 def sync_of(method: Method, learners: int) -> SyncSettings:

@@ -81,8 +81,9 @@ def current(path: Path) -> list[report.Row]:
 
 
 def planned(rows: list[report.Row]) -> str:
-    """What `diloco plan` is told of these results, a line for each."""
-    found = report.measured([row for row in rows if row["labels"]["task"] != "quick"], PARAMETERS, SYNC)
+    """What `diloco plan` is told of these results, a line for each: of the dense model, at length."""
+    dense = [row for row in rows if row["labels"]["task"].startswith("dense")]
+    found = report.measured(dense, PARAMETERS, SYNC)
     return "[\n" + ",\n".join(json.dumps(one) for one in found) + "\n]\n"
 
 

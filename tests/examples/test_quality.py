@@ -15,6 +15,7 @@ import torch
 
 from diloco_cli.config.codec import replace
 from diloco_cli.errors import UsageError
+from diloco_cli.tasks.build import build_model_on_meta
 
 ONE_ROUND = 24 * 2 * 128  # one of two learners, in tokens
 METHODS = ("data-parallel", "decoupled", "failures")
@@ -75,6 +76,12 @@ def test_the_report_rewrites_what_stands_between_the_markers_from_results_that_a
         assert "| dense-20 | 4 | adamw decoupled | adamw data-parallel | +1.00 | <= +1.5 | met by one seed |" in text
         assert "old" not in text
         assert "9.0" not in text
+
+
+@pytest.mark.parametrize("task", ["dense-20", "dense-80", "moe-20"])
+def test_the_model_of_each_task_can_be_built(quality: Any, task: str) -> None:
+    model = build_model_on_meta(quality.named(task, "adamw", "decoupled", 4, 0).trial.settings)
+    assert 1e5 < sum(parameter.numel() for parameter in model.parameters()) < 2e5
 
 
 def test_a_page_without_markers_is_left_as_it_is(quality: Any, tmp_path: Path) -> None:
