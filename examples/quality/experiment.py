@@ -45,13 +45,14 @@ TUNING_SEED, TUNING_LEARNERS = 100, 4  # the seed is in no other table
 @dataclass(frozen=True)
 class Task:
     """`tokens`: processed by all learners together. `batch_tokens`: of one inner step of one learner. `learners`: how
-    many there are by default. `model`: a function of models.py."""
+    many there are by default. `outer`: auto. `model`: a function of models.py."""
 
     name: str
     tokens: int
     batch_tokens: int
     learners: tuple[int, ...] = (2, 4, 8)
     warmup_steps: int = 150
+    outer: OuterSettings | None = None
     model: str = "dense"
 
 
@@ -93,19 +94,19 @@ def trial(task: Task, optimizer: Optimizer, method: Method, learners: int, seed:
         data=DataSettings(entrypoint="models:text", args={"seed": seed}),
         train=train,
         sync=sync_of(method, learners),
-        outer=outer_of(method, train, learners),
+        outer=outer_of(task, method, train, learners),
         retention=RetentionSettings(rounds="all"),  # a learner that is down for long is still told what it missed
     )
     kind: Literal["data_parallel", "fleet"] = "data_parallel" if method == "data-parallel" else "fleet"
     return Trial(kind, settings, pacings_of(method, learners, seed, train), SEQUENCE, SEQUENCES)
 
 
-def outer_of(method: Method, train: TrainSettings, learners: int) -> OuterSettings:
-    """As `outer: auto` resolves it, but where the method has its own. Data-parallel training has none."""
+def outer_of(task: Task, method: Method, train: TrainSettings, learners: int) -> OuterSettings:
+    """As `outer: auto` resolves it, but where the task or the method has its own. Data-parallel training has none."""
     if method in ("data-parallel", "default outer"):
         return OuterSettings()
     lr, momentum = fitting_outer(train.inner.name, train.tokens / (train.batch_tokens * learners * SYNC.every))
-    return OuterSettings(lr=lr, momentum=momentum)
+    return task.outer or OuterSettings(lr=lr, momentum=momentum)
 
 
 def sync_of(method: Method, learners: int) -> SyncSettings:
