@@ -248,7 +248,7 @@ def _beside_others(opened: OpenRun, state: RunState, units: list[UnitSpec]) -> l
         works, it = ("works", "it") if len(there) == 1 else ("work", "them")
         talk(
             f"{listed(there)} {works} on another machine, or under another DILOCO_HOME: left there. To have {it} here, "
-            f"end {it} there first: Ctrl-C in what started {it}, or `diloco stop`"
+            f"end {it} there first: Ctrl-C in the `launch` or `resume` that watches {it}, or SIGTERM to its process"
         )
     return [unit for unit in units if unit.name not in there]
 

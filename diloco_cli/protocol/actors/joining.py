@@ -109,7 +109,7 @@ def refuse_beside_living(run: RunFormat, learner: str) -> Steps[None]:
         raise TakenError(
             f"{learner} takes part already: {heard.process}, {heard.state}",
             where=run.name,
-            hint="end it first (what a supervisor started, it starts again: there diloco stop); or take part as one"
+            hint="end it first (Ctrl-C or SIGTERM to its supervisor, which would start it again); or take part as one"
             " more: --join with a --name of your own",
         )
 
