@@ -185,3 +185,14 @@ def test_a_copy_in_a_region_that_is_not_homes_own_never_goes_back(monkeypatch: p
     bench.far.put(commit_key(130), encode(commit(bench.states[130], "refuse", reason="something else")))
     assert isinstance(bench.mirror().error, RecordError)
     assert RUN.kept == {}
+
+
+def test_a_copy_is_held_while_home_lacks_the_commit_and_only_if_it_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "RUN", replace(RUN, keyring=NotJunk(), kept={}))
+    bench, key = MirrorBench(), commit_key(130)
+    mirror, record = Mirror(RUN, lambda: bench.states[-1], lambda: True), bench.home.get(key) or b""
+    for there, copy, held in ((None, b"junk", {}), (None, record, {key: record}), (record, record, {})):
+        bench.home.put(key, there) if there else bench.home.delete(key)
+        actor = bench.world.start("mirror", mirror._of_home(key, copy))
+        assert bench.world.run(lambda actor=actor: actor.ended, 10.0) and actor.result == copy
+        assert mirror._lost == held
