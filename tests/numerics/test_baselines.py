@@ -3,6 +3,8 @@ methods of a comparison read the same data."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,8 +105,9 @@ def distributed_rank(rank: int, folder: str, steps: int) -> None:
         optimizer.step()
     if rank == 0:
         print(" ".join(value.hex() for p in model.parameters() for value in p.detach().flatten().double().tolist()))
+        sys.stdout.flush()
     distributed.barrier()
-    distributed.destroy_process_group()
+    os._exit(0)  # DDP's destructor holds the GIL while it joins gloo's thread, which may be waiting for the GIL
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
