@@ -279,13 +279,15 @@ def test_a_standby_that_begins_and_cannot_read_the_log_asks_those_who_hold_it_an
         assert taken_s[0] <= LOOKS_EVERY_S + READS_AGAIN_S + PROMPT_S + LOOKS_S, "its goodbye is not forgotten"
 
 
-def test_who_has_taken_over_may_load_for_a_while_what_a_syncer_needs() -> None:
-    """On a disk that many nodes share: before, the one alike replaced it, and was replaced while it loaded."""
-    fleet = StandbyFleet(with_standbys(make_run(merges=30)))
+@pytest.mark.parametrize("alike", [True, False], ids=["jobs", "beside learners"])
+def test_who_has_taken_over_may_load_for_a_while_what_a_syncer_needs(alike: bool) -> None:
+    """On a disk that many nodes share, or a busy machine: before, another one replaced it, and was replaced while it
+    loaded."""
+    fleet = StandbyFleet(with_standbys(make_run(merges=30), on_learners=not alike))
     fleet.revive, fleet.loading_s = False, FIRST_SYNCER_S
-    fleet.standby("syncer-0", alike=True)
+    fleet.standby("syncer-0", alike=alike)
     for delay_s in (0.0, PROMPT_S + LOOKS_S):  # together with it, and while it loads
-        fleet.standby(f"syncer-after-{delay_s:g}", delay_s=delay_s, alike=True)
+        fleet.standby(f"syncer-after-{delay_s:g}", delay_s=delay_s, alike=alike)
     fleet.start_learners()
     fleet.finish()
     assert len(fleet.takeovers) == 1 and fleet.errors() == []

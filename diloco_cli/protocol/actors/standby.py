@@ -132,9 +132,9 @@ class Standby:
             limit_s = patience_s(gone_after_s(self.run, usual_s, heartbeat), self.jitter, state.fruitless)
             follows = follows or (heartbeat is not None and not has_left(heartbeat))
             left = follows and state.phase == RunPhase.RUNNING and has_left(heartbeat, state.epoch)
-            if (unserved or left) and not self._loads(heartbeat):
+            if (unserved or left) and not self._loads(heartbeat, state.n):
                 limit_s = PROMPT_S * self.jitter
-            elif state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None) or self._loads(heartbeat):
+            elif state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None) or self._loads(heartbeat, state.n):
                 limit_s += FIRST_SYNCER_S
             if dead or silence.silent_s >= limit_s:
                 reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead, left)}"
@@ -169,10 +169,11 @@ class Standby:
         """Whether no unit of another kind begins to serve."""
         return self.alike or self.run.settings.syncer.on_learners
 
-    def _loads(self, heartbeat: bytes | None) -> bool:
-        """Whether another one alike has taken over, and still loads what a syncer needs: on the first use of a node or
-        of a shared disk that takes far longer than a silence."""
-        return self.alike and _plain(heartbeat).get("state") == StandbyState.CLAIMING
+    def _loads(self, heartbeat: bytes | None, n: int) -> bool:
+        """Whether another one has taken over and, with `n` still the newest commit, loads what a syncer needs: on the
+        first use of a node, of a shared disk, or on a busy machine that takes far longer than a silence."""
+        said = _plain(heartbeat)
+        return self.alone and said.get("state") == StandbyState.CLAIMING and said.get("n") == n
 
     def _begins(self, state: RunState) -> Steps[bool]:
         """Whether nobody has served the run yet, or since it was stopped and resumed, and a standby is to begin."""
