@@ -338,7 +338,7 @@ def test_the_frontier_is_drawn_with_a_point_for_each_plan(diloco, tmp_path):
     count = len(diloco(*words).splitlines()) - 1
     svg = (tmp_path / "frontier.svg").read_text()
     assert len(re.findall(r" islands?<", svg)) == count
-    assert ">money in all<" in svg and ">loss over data-parallel, %<" in svg
+    assert ">money in all without some egress<" in svg and ">loss over data-parallel, %<" in svg
 
 
 FOUR = ("plan", "-f", QUICKSTART.parent / "plan" / "run.yaml", "--set", "sync.every=568")

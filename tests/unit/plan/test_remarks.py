@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from diloco_cli.cli.plan_choices import frontier_svg, frontier_text
 from diloco_cli.cli.plan_view import answer
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Inventory, IslandSettings, Link, OuterSettings, RegionSettings, StoreSettings
@@ -130,6 +131,8 @@ def test_a_price_without_egress_says_so_and_what_would_give_it() -> None:
     assert "without egress" not in answer(whole)[0] and not answer(whole)[1].startswith("egress")
     first, *more = answer(lacking)
     assert " in all without egress (" in first
+    assert " without egress " in frontier_text([lacking]) and " without egress " not in frontier_text([whole])
+    assert ">money in all without egress<" in frontier_svg([whole, lacking])
     told = " ".join(" ".join(more[:2]).split())
     assert "in the inventory regions.far.egress, regions.here.egress" in told
     gigabytes = 1000 * float(re.findall(r"no price of (\S+) TB", told)[0])
