@@ -158,6 +158,7 @@ class Search:
     best_worth: float = 0.0
     work: int = 0
     seen: dict[tuple[Kept, Point], tuple[float, float]] = field(default_factory=dict)
+    steps: dict[tuple[Kept, Point], int] = field(default_factory=dict)  # the best H from each start
     pools: dict[int, list[Candidate]] = field(default_factory=dict)
     shortest: dict[tuple[tuple[str, str], int, bool], list[float]] = field(default_factory=dict)
 
@@ -331,6 +332,11 @@ class Search:
         kept = self.with_wanted(kept)
         if self.space.every or not kept:
             return kept, point
+        if (kept, point) not in self.steps:  # the same moves come again after each that helped
+            self.steps[kept, point] = self._best_every(kept, point)
+        return kept, point._replace(every=self.steps[kept, point])
+
+    def _best_every(self, kept: Kept, point: Point) -> int:
         least = min(MAX_EVERY, point.every)
         for _ in range(3):
             self.worth(kept, point := point._replace(every=least))
@@ -344,7 +350,7 @@ class Search:
                 other = min(MAX_EVERY, max(least, round(every * way)))
                 while (worth := self.worth(kept, point._replace(every=other))) > best:
                     best, every, other = worth, other, min(MAX_EVERY, max(least, round(other * way)))
-        return kept, point._replace(every=every)
+        return every
 
     # -- what a fleet is worth ------------------------------------------------------------------------------------
 
