@@ -203,11 +203,7 @@ def _when(plan: Plan) -> str:
     loss = f", loss {plan.prediction.loss_percent:+.1f} %" if plan.prediction.loss_percent else ""
     busy, every = plan.syncer.busy_percent, plan.schedule.sync_every
     late = f", but the syncer {busy:.0f} % busy with sync.every={every}" if busy > 100 else ""
-    return f"{days}, {_total(plan)} in all, {_islands(count)}{loss}{late}"
-
-
-def _total(plan: Plan) -> str:
-    return amount(plan.money.total) + without_egress(plan)
+    return f"{days}, {amount(plan.money.total)} in all{without_egress(plan)}, {_islands(count)}{loss}{late}"
 
 
 def _instead(plan: Plan, now: Plan | None) -> str:
@@ -240,8 +236,7 @@ def frontier_svg(plans: Sequence[Plan]) -> str:
     if any(total for _, total, _, _ in found):
         texts = [", ".join([*([] if loss is None else [_loss(loss)]), _islands(count)]) for _, _, loss, count in found]
         points = [(days, total, text) for (days, total, _, _), text in zip(found, texts, strict=True)]
-        lacking = max((without_egress(plan) for plan in plans), key=len)
-        panels.append(Panel(Axis(f"money in all{lacking}", low=0), tuple(points)))
+        panels.append(Panel(Axis(f"money in all{_lacking(plans)}", low=0), tuple(points)))
     if losses_ := [(days, loss, count) for days, _, loss, count in found if loss is not None]:
         points = [(days, loss, "" if panels else _islands(count)) for days, loss, count in losses_]
         panels.append(Panel(Axis("loss over data-parallel, %"), tuple(points)))
@@ -264,8 +259,14 @@ def frontier_text(plans: Sequence[Plan]) -> str:
         names = [island.name for island in plan.islands]
         which = ", ".join(names) if len(names) <= MOST_LINES else f"{len(names)} of {len(plan.inventory.islands)}"
         time = format_duration(plan.prediction.days_to_target * DAY_S)
-        rows.append((time, _total(plan), f"{plan.money.per_h:.2f}", loss, which, goal_words(plan.goal)))
-    return "\n".join(table(rows, left=(4, 5)))
+        total, per_h = amount(plan.money.total), f"{plan.money.per_h:.2f}"
+        rows.append((time, total, per_h, loss, which, goal_words(plan.goal)))
+    lacking = _lacking(plans)
+    return "\n".join([*table(rows, left=(4, 5)), *([f"money is{lacking}"] if lacking else [])])
+
+
+def _lacking(plans: Sequence[Plan]) -> str:
+    return max((without_egress(plan) for plan in plans), key=len)
 
 
 def goal_words(goal: Goal) -> str:

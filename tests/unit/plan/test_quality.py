@@ -120,7 +120,7 @@ def test_the_loss_is_said_to_be_more_where_the_rounds_are_few_for_the_momentum(m
 
 
 EIGHT_ALIKE = fleet(*(replace(IOWA, name=f"iowa{n}") for n in range(8)))
-SEARCHING: dict[str, str] = {}  # where settings come from: nothing is given, so all are searched
+SEARCHING = {f"sync.{key}": "run.yaml:1" for key in ("codec", "weights_codec", "fragments")}  # all else is searched
 
 
 def test_the_least_loss_is_that_of_as_few_islands_as_the_deadline_allows() -> None:

@@ -22,8 +22,11 @@ ON_DEMAND = Rentable("big", H100, "here", "", 30.0)
 SPOT = Rentable("big", H100, "here", "", 12.0, spot=True)
 
 
+PINNED = {f"sync.{key}": "run.yaml:1" for key in ("codec", "weights_codec", "fragments")}  # what is rented is searched
+
+
 def rental(inventory: Inventory = OWN, model: ModelFacts = MODEL, run: RunSettings = RUN) -> Rental:
-    return Rental(run, inventory, model, {})
+    return Rental(run, inventory, model, PINNED)
 
 
 def best(goal: Goal, *machines: Rentable, inventory: Inventory = OWN, wish: Wish | None = None):
