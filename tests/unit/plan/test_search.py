@@ -274,7 +274,7 @@ def test_as_many_islands_are_taken_as_the_exchange_bears(count: int) -> None:
     assert score(found, RUN, MODEL, Goal()) == pytest.approx(max(scores))
 
 
-@pytest.mark.parametrize("seed", [2, 118, 244, *(pytest.param(n, marks=pytest.mark.long) for n in range(300))])
+@pytest.mark.parametrize("seed", [2, 118, *(pytest.param(n, marks=pytest.mark.long) for n in range(300))])
 def test_more_to_choose_from_is_never_worse(seed: int) -> None:
     """One more island, a faster link, half the round trip, fewer failures, a larger budget, a later deadline, a cheaper
     price, no egress; and the plan for the least money is the cheapest."""
