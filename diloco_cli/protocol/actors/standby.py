@@ -132,9 +132,10 @@ class Standby:
             limit_s = patience_s(gone_after_s(self.run, usual_s, heartbeat), self.jitter, state.fruitless)
             follows = follows or (heartbeat is not None and not has_left(heartbeat))
             left = follows and state.phase == RunPhase.RUNNING and has_left(heartbeat, state.epoch)
-            if (unserved or left) and not self._loads(heartbeat, state.n):
+            loads = self._loads(heartbeat, state.n)
+            if (unserved or left) and not loads:
                 limit_s = PROMPT_S * self.jitter
-            elif state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None) or self._loads(heartbeat, state.n):
+            elif loads or state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None):
                 limit_s += FIRST_SYNCER_S
             if dead or silence.silent_s >= limit_s:
                 reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead, left)}"
