@@ -407,14 +407,17 @@ def _report(
 ) -> None:
     if outcome.reason in ("interrupted", "stopped"):
         talk(f"stopped; everything committed is in the bucket. Go on with: diloco resume {opened.word}")
+    elsewhere = ""
     try:
-        print_summary(boxed(opened, Deadline(LOOK_S)), command, as_json)
+        elsewhere = _serves_elsewhere(opened.url, print_summary(boxed(opened, Deadline(LOOK_S)), command, as_json))
     finally:  # the last lines on the screen, also where the bucket does not answer
         if outcome.reason == "left":
             only = "" if region is None else f" --region {region}"
             back = f"diloco resume {opened.url}{only}"
             talk(f"left the run without stopping it; ended here: {listed(outcome.left)}. Come back: {back}")
-            if syncer_may_start(opened.format, [unit for unit in units if unit.name in outcome.left]):
+            if elsewhere:
+                talk(f"a syncer on {elsewhere} serves the run")
+            elif syncer_may_start(opened.format, [unit for unit in units if unit.name in outcome.left]):
                 serve = f"diloco syncer --standby {opened.format.home_of(opened.url)}"
                 talk(
                     "no syncer is left here: learners elsewhere train on up to the drift bound, unless a standby takes "
@@ -422,14 +425,17 @@ def _report(
                 )
 
 
-def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
+def print_summary(opened: OpenRun, command: str, as_json: bool) -> RunFacts:
+    """The facts that it tells."""
     from diloco_cli.observe.summary import summary_of, summary_text
 
-    summary = summary_of(opened.facts(), opened.local())
+    facts = opened.facts()
+    summary = summary_of(facts, opened.local())
     if as_json:
         print_json(command, asdict(summary))
     else:
         print(summary_text(summary, screen_width()))
+    return facts
 
 
 class ProgressDisplay:

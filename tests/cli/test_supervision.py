@@ -17,13 +17,14 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.errors import DilocoError, TakenError, UsageError
 from diloco_cli.events.bucket import EventReader
-from diloco_cli.observe.facts import Heard
+from diloco_cli.observe.facts import Heard, Local
 from diloco_cli.protocol.log.heartbeats import process_on
 from diloco_cli.protocol.log.records import RegionStore
 from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.runtime.daemon import SystemClock
 from diloco_cli.runtime.processes import Identity
 from diloco_cli.runtime.registry import Resuming, UnitRecord, note_resuming, note_sites, read_resuming, write_unit
+from diloco_cli.runtime.supervisor import SupervisionResult
 from diloco_cli.runtime.units import syncer_units, units_of
 from diloco_cli.store.port import StoreUnavailableError
 from diloco_cli.syncer.operator import Operator
@@ -66,6 +67,23 @@ def test_a_resume_throws_no_syncer_out_that_serves_elsewhere(
     [syncer] = calling._beside_others(opened, STATE, units)
     assert ("--standby" in syncer.command) == stands_by
     assert stands_by or [syncer] == units
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({}, "a syncer on mars serves the run"), ({"state": "DONE"}, "no syncer is left here")],
+)
+def test_a_machine_that_leaves_says_whether_a_syncer_serves_the_run_elsewhere(
+    changes: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each learner's machine may have a syncer: with one on another machine, nobody has to start one."""
+    seen = replace(facts(), syncer=Heard(replace(SYNCER, host="mars", **changes), 1.0))  # type: ignore[arg-type]
+    run = replace(seen.run, settings=replace(seen.run.settings, syncer=SyncerSettings(on_learners=True)))
+    opened: Any = SimpleNamespace(url=seen.url, format=run, facts=lambda: seen, local=Local)
+    monkeypatch.setattr(calling, "boxed", lambda opened, box: opened)
+    calling._report(opened, SupervisionResult("left", 143, ("iowa",)), [], None, "resume", False)
+    told = capsys.readouterr().err
+    assert "ended here: iowa" in told and says in told and told.count("syncer") == 1 + says.startswith("no")
 
 
 HERE = os.uname().nodename
