@@ -31,6 +31,7 @@ from diloco_cli.tasks.build import build_model_on_meta
 from diloco_cli.tasks.weights import Values, carried, facts_of_values
 from diloco_cli.tensors.flat import buffer_facts, parameter_facts, running_statistics
 
+SIGNED_THERE = "signing (it is signed, and here is no key)"
 COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens", "nodes", "ranks")
 
 
@@ -135,10 +136,16 @@ def create_run(
     there.keep(FORMAT_KEY, answer.data)
     different = differences(there, fresh, searched)
     if different:
+        url = shlex.quote(where)
+        hint = f"go on with it: diloco resume {url}; or start another: --set name={fresh.name}-2"
+        if different == [SIGNED_THERE]:
+            hint = (
+                f"a key of this machine's own: diloco key request {url} learner NAME FILE; with it: diloco resume {url}"
+            )
         raise UsageError(
             f"a run named {fresh.name!r} exists already with other settings: {', '.join(different)}",
             where=where,
-            hint=f"go on with it: diloco resume {shlex.quote(where)}; or start another: --set name={fresh.name}-2",
+            hint=hint,
         )
     return there, "existed"
 
@@ -199,7 +206,7 @@ def differences(there: RunFormat, fresh: RunFormat, searched: frozenset[str] = f
         before, after = ({key: plain[name][key] for key in COMPARED} for plain in (old_islands, new_islands))
         found += _changed(before, after, f"islands.{name}.")
     if (there.signing is None) != (fresh.signing is None):
-        found.append("signing" if fresh.signing is None else "signing (it is not signed, and here is a key)")
+        found.append(SIGNED_THERE if fresh.signing is None else "signing (it is not signed, and here is a key)")
     urls_there, urls_here = ({region.name: region.url for region in run.regions} for run in (there, fresh))
     found += _changed(dict(urls_there), dict(urls_here), "regions.")
     is_alike = "sync.fragments" in searched and _tensors(there.layout) == _tensors(fresh.layout)

@@ -10,6 +10,7 @@ import pytest
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, SyncerSettings
+from diloco_cli.errors import UsageError
 from diloco_cli.launch.new_run import create_run
 from diloco_cli.launch.plan_files import signed
 from diloco_cli.protocol.log.commit_log import append, read_format
@@ -201,3 +202,17 @@ def test_a_run_that_is_not_signed_says_whom_it_trusts(diloco: Diloco, tmp_path: 
     url = (tmp_path / "tiny").as_uri()
     for command in ("status", "verify"):
         assert "not signed: whoever may write into the bucket is trusted" in diloco(command, url).stdout
+
+
+def test_who_launches_a_signed_run_without_a_key_is_told_how_to_get_one(tmp_path: Path) -> None:
+    """The hint was to begin another run."""
+    (tmp_path / "nano").mkdir()
+    store = LocalStore(tmp_path / "nano")
+    create_run(store, signed(NANO, Secret("x" * 40, "TEST")), "s3://b/nano")
+    with pytest.raises(UsageError, match="it is signed, and here is no key") as raised:
+        create_run(store, NANO, "s3://b/nano")
+    hint = raised.value.hint or ""
+    assert "diloco key request s3://b/nano" in hint and "--set" not in hint
+    with pytest.raises(UsageError) as raised:
+        create_run(store, replace(NANO, islands=NANO.islands[:1]), "s3://b/nano")
+    assert "--set name=nano-2" in (raised.value.hint or ""), "it is another run in more than that"
