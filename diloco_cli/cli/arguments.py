@@ -21,7 +21,7 @@ from diloco_cli.errors import DilocoError, NotFoundError, RefusedError, UsageErr
 
 if TYPE_CHECKING:
     from diloco_cli.events.bucket import EventReader
-    from diloco_cli.observe.facts import Local, RunFacts
+    from diloco_cli.observe.facts import Local, RunFacts, StoreClock
     from diloco_cli.protocol.log.operations import Steps
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.protocol.log.state import RunState
@@ -95,7 +95,7 @@ Webhook = typer.Option(None, "--webhook", metavar="URL", help="POST the event th
 @dataclass(frozen=True)
 class OpenRun:
     """A run that exists: where it lives, its store (retrying, within a deadline), its format; `events` reads each batch
-    of them once."""
+    of them once; `store_clock` learns from each look."""
 
     name: str
     url: str
@@ -103,6 +103,7 @@ class OpenRun:
     format: RunFormat
     clock: SystemClock
     events: EventReader | None = None
+    store_clock: StoreClock | None = None
 
     def perform(self, steps: Steps[Result]) -> Result:
         """Run a protocol generator to its end on the run's store."""
@@ -115,7 +116,9 @@ class OpenRun:
         than `most_batches`."""
         from diloco_cli.observe.facts import read_facts
 
-        return read_facts(self.url, self.format, self.store, self.clock, known, self.events, most_batches)
+        return read_facts(
+            self.url, self.format, self.store, self.clock, known, self.events, most_batches, self.store_clock
+        )
 
     @property
     def word(self) -> str:
@@ -244,6 +247,7 @@ def _command_for(url: str, text: str | None) -> str:
 def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
     from diloco_cli.cli.output import talk
     from diloco_cli.events.bucket import EventReader
+    from diloco_cli.observe.facts import StoreClock
     from diloco_cli.protocol.log.commit_log import read_format
     from diloco_cli.runtime.consent import check_operator, signing_secret
     from diloco_cli.runtime.daemon import SystemClock, perform
@@ -257,7 +261,7 @@ def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
     except StoreGoneError as error:
         raise _gone(known, error) from None
     check_operator(run, known.url, secret, talk)
-    return OpenRun(run.name, known.url, store, run, clock, EventReader())
+    return OpenRun(run.name, known.url, store, run, clock, EventReader(), StoreClock())
 
 
 def _gone(known: KnownRun, error: StoreGoneError) -> StoreGoneError:

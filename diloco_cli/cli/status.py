@@ -300,7 +300,8 @@ def _metrics(run: str | None, box: Deadline, serve: str | None, textfile: Path |
 def clock_warnings(current: Status) -> list[str]:
     if current.clock_skew_s is None:
         return []
-    return [f"the store's clock is {current.clock_skew_s:.0f} s ahead of this machine's: ages follow the store's"]
+    where = "ahead of" if current.clock_skew_s > 0 else "behind"
+    return [f"the store's clock is {abs(current.clock_skew_s):.0f} s {where} this machine's: ages follow the store's"]
 
 
 def warnings_of(current: Status) -> list[str]:

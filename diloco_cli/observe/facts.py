@@ -7,15 +7,16 @@ show why.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from diloco_cli.clock import wall_s
+from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.events.bucket import EventReader, merged
 from diloco_cli.events.event import Event, events_of
 from diloco_cli.protocol.log.commit_log import read_log
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from diloco_cli.chaos.faults import Target
 
 TOLERATED_SKEW_S = 5.0
+STAMP_S = 1.0  # to which stores round the time of a change
 LOG_S = 3.0  # of a look: what is left is for the heartbeats
 MAX_STANDBYS = 64
 ANSWERS = "answers again"
@@ -78,10 +80,10 @@ class Heard(Generic[Heartbeat]):
 @dataclass(frozen=True)
 class RunFacts:
     """The facts for `status`. `now_s`: the store's time at reading, as this machine estimates it; `clock_skew_s`: how
-    far it is ahead of this machine's clock, None if that is not notable. `commit_age_s`: of the newest commit, by the
-    store's own time of its object; None: it was not asked. `written`: the events that processes wrote. `strange`:
-    learners under whose heartbeat's key something lies that they have not signed. Of a slow store: `cut`: the log may
-    go on behind `state`; `unread`: units whose heartbeats were not read in time."""
+    far it is ahead of this machine's clock (below 0: behind), None if that is not notable. `commit_age_s`: of the
+    newest commit, by the store's own time of its object; None: it was not asked. `written`: the events that processes
+    wrote. `strange`: learners under whose heartbeat's key something lies that they have not signed. Of a slow store:
+    `cut`: the log may go on behind `state`; `unread`: units whose heartbeats were not read in time."""
 
     url: str
     run: RunFormat
@@ -128,12 +130,28 @@ class RunFacts:
         return self.seconds_since(self.state.metrics.started_at or self.run.created_at)
 
 
-def store_time(wall_s: float, modified_s: Iterable[float]) -> tuple[float, float | None]:
-    """The store's time now, and its skew if that is notable. No object changed later than now, so a slow clock of this
-    machine is corrected. A fast clock looks like silence of the units: then the shown ages are too long."""
-    newest_s = max(modified_s, default=wall_s)
-    skew_s = newest_s - wall_s
-    return max(wall_s, newest_s), skew_s if skew_s > TOLERATED_SKEW_S else None
+@dataclass
+class StoreClock:
+    """The store's clock, by the looks of one process. No object changed later than now, so a slow clock of this machine
+    is corrected at once. A fast one looks like silence of the units, until a second look finds an object that changed
+    since the first: it cannot be older than the time between them."""
+
+    _seen: Mapping[str, float] = field(default_factory=dict)
+    _began: tuple[float, float] = (0.0, 0.0)
+    _ahead_s: float = 0.0  # at least, of this machine's clock
+
+    def now_s(self, wall_s: float, steady_s: float, began: tuple[float, float], seen: Mapping[str, float]) -> float:
+        """The store's time now. `wall_s`, `steady_s`: this machine's clock, and one that nobody sets; `began`: both at
+        the beginning of this look; `seen`: when each object changed."""
+        passed_s, before = wall_s - self._began[0], self._seen
+        if abs(passed_s - (steady_s - self._began[1])) > TOLERATED_SKEW_S:  # it was set, or the machine slept
+            self._ahead_s = 0.0
+        else:
+            news = [modified_s for key, modified_s in seen.items() if modified_s > before.get(key, inf)]
+            self._ahead_s = max(self._ahead_s, wall_s - passed_s - max(news, default=inf) - STAMP_S)
+        self._seen, self._began = seen, began
+        ahead_s = self._ahead_s if self._ahead_s > TOLERATED_SKEW_S else 0.0
+        return max(wall_s - ahead_s, max(seen.values(), default=-inf))
 
 
 def read_facts(
@@ -144,10 +162,11 @@ def read_facts(
     known: RunState | None = None,
     reader: EventReader | None = None,
     most_batches: int | None = None,
+    store_clock: StoreClock | None = None,
 ) -> RunFacts:
     """`known`: an earlier state, so that only the newer commits are read; `reader`: likewise for events, of which it
-    reads `most_batches` more."""
-    began_s = clock.now_s()
+    reads `most_batches` more; `store_clock`: knows the looks before."""
+    began_s, began = clock.now_s(), (wall_s(), monotonic_s())
     state = perform(read_log(run, known, LOG_S), store, clock)
     cut = clock.now_s() - began_s >= LOG_S
     keyring = run.keyring.without(state.revoked)
@@ -160,8 +179,11 @@ def read_facts(
     found: Found = {key: answer or (None, None) for key, answer in answered.items()}
     units = learners | {heartbeat_key(SYNCER): SYNCER}
     newest = _in_time(lambda: store.stat(commit_key(state.n) if state.n >= 0 else FORMAT_KEY))
-    stats = [newest, *(stat for _, stat in found.values())]
-    now_s, skew_s = store_time(wall_s(), [stat.modified_s for stat in stats if stat is not None])
+    stats = {commit_key(state.n): newest, **{key: stat for key, (_, stat) in found.items()}}
+    seen = {key: stat.modified_s for key, stat in stats.items() if stat is not None}
+    here_s = wall_s()
+    now_s = (store_clock or StoreClock()).now_s(here_s, monotonic_s(), began, seen)
+    skew_s = now_s - here_s
     heard = _heard(found, keyring, learners, LearnerHeartbeat, now_s)
     return RunFacts(
         url=url,
@@ -170,7 +192,7 @@ def read_facts(
         learners=heard,
         syncer=_heard(found, keyring, {heartbeat_key(SYNCER): SYNCER}, SyncerHeartbeat, now_s).get(SYNCER),
         now_s=now_s,
-        clock_skew_s=skew_s,
+        clock_skew_s=skew_s if abs(skew_s) > TOLERATED_SKEW_S else None,
         standbys=_heard(found, keyring, standbys, SyncerHeartbeat, now_s),
         commit_age_s=None if newest is None else max(0.0, now_s - newest.modified_s),
         written=(reader or EventReader()).read(store, most_batches),

@@ -608,7 +608,8 @@ class Status:
         "The newest events, the newest first, without merges and collections.",
     )
     clock_skew_s: float | None = of_run(
-        lambda it: it.facts.clock_skew_s, "How far the store's clock is ahead, if that is notable."
+        lambda it: it.facts.clock_skew_s,
+        "How far the store's clock is ahead (below 0: behind), if that is notable.",
     )
     standbys: list[StandbyStatus] = of_run(
         lambda it: standbys(it.facts), "Who would take over, and who fell silent lately."

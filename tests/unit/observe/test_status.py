@@ -11,7 +11,7 @@ from msgspec import structs
 from diloco_cli.config.settings import RunSettings, TrainSettings
 from diloco_cli.events.event import Event
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.observe.facts import Heard, RunFacts, store_time
+from diloco_cli.observe.facts import Heard, RunFacts, StoreClock
 from diloco_cli.observe.screen import plain_line, status_text
 from diloco_cli.observe.status import FORGOTTEN_S, GarbageStatus, MirrorStatus, Status, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
@@ -188,11 +188,30 @@ def test_ages_are_those_of_who_was_heard_last_and_none_if_nobody_was():
     assert status_of(facts(iowa=None, rhine=None, syncer=None)).age_s is None
 
 
+def looks(*each: tuple[float, float, dict[str, float]]) -> list[float]:
+    """The store's time at looks of one process: this machine's clock, one that nobody sets, and what changed when."""
+    clock = StoreClock()
+    return [clock.now_s(wall_s, steady_s, (wall_s, steady_s), seen) for wall_s, steady_s, seen in each]
+
+
 def test_the_stores_time_is_never_before_its_newest_change():
-    assert store_time(100.0, [90.0, 99.0]) == (100.0, None)
-    assert store_time(100.0, []) == store_time(100.0, [100.0])
-    assert store_time(100.0, [104.0]) == (104.0, None)
-    assert store_time(100.0, [90.0, 160.0]) == (160.0, 60.0)
+    assert looks((100.0, 1.0, {"a": 90.0, "b": 99.0})) == looks((100.0, 1.0, {})) == [100.0]
+    assert looks((100.0, 1.0, {"a": 90.0, "b": 160.0})) == [160.0]
+
+
+def test_a_second_look_corrects_a_clock_of_this_machine_that_is_ahead():
+    """All units looked lost, and `status` advised to start another syncer, as long as the screen was watched."""
+    first = (700.0, 1.0, {"a": 99.0, "b": 95.0})
+    assert looks(first, (705.0, 6.0, {"a": 102.0, "b": 95.0}), (710.0, 11.0, {"a": 102.0})) == [700.0, 108.0, 113.0]
+    assert looks(first, (705.0, 6.0, first[2]))[1] == 705.0, "nothing has changed: it may be true"
+    assert looks(first, (705.0, 6.0, {**first[2], "new": 60.0}))[1] == 705.0, "it may have been there before"
+    assert looks((100.0, 1.0, {"a": 95.0}), (105.0, 6.0, {"a": 98.0}))[1] == 105.0, "it changed between the looks"
+
+
+def test_a_machine_that_slept_or_whose_clock_was_set_begins_anew():
+    ahead = [(700.0, 1.0, {"a": 99.0}), (705.0, 6.0, {"a": 102.0})]
+    assert looks(*ahead, (110.0, 11.0, {"a": 105.0}))[-1] == 110.0, "it was set right"
+    assert looks((100.0, 1.0, {"a": 99.0}), (4000.0, 2.0, {"a": 300.0}))[-1] == 4000.0, "all ended while it slept"
 
 
 def test_a_screen_has_aligned_columns_a_bar_and_no_control_characters():
