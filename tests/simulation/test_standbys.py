@@ -293,6 +293,18 @@ def test_who_has_taken_over_may_load_for_a_while_what_a_syncer_needs(alike: bool
     assert len(fleet.takeovers) == 1 and fleet.errors() == []
 
 
+def test_one_that_was_killed_while_it_loaded_takes_over_at_once_when_it_is_back() -> None:
+    """Its own last word was taken for another one's that still loads."""
+    fleet = StandbyFleet(with_standbys(make_run(merges=30), on_learners=True))
+    fleet.revive, fleet.loading_s = False, FIRST_SYNCER_S
+    killed = fleet.standby("standby-l0")
+    fleet.world.run_for(PROMPT_S + LOOKS_S)
+    fleet.world.kill(killed)
+    fleet.standby("standby-l0")
+    fleet.world.run_for(PROMPT_S + LOOKS_S)
+    assert [name for _, name, _ in fleet.takeovers] == ["standby-l0", "standby-l0"]
+
+
 def test_an_outage_that_everybody_felt_makes_nobody_take_over() -> None:
     """The store was away for a minute; when it is back, the standbys look before the syncer has said a word."""
     world = FaultyWorld()

@@ -172,9 +172,11 @@ class Standby:
 
     def _loads(self, heartbeat: bytes | None, n: int) -> bool:
         """Whether another one has taken over and, with `n` still the newest commit, loads what a syncer needs: on the
-        first use of a node, of a shared disk, or on a busy machine that takes far longer than a silence."""
+        first use of a node, of a shared disk, or on a busy machine that takes far longer than a silence. One of this
+        name was this one's predecessor."""
         said = _plain(heartbeat)
-        return self.alone and said.get("state") == StandbyState.CLAIMING and said.get("n") == n
+        is_newest = said.get("n") == n and said.get("unit") != self.name
+        return self.alone and is_newest and said.get("state") == StandbyState.CLAIMING
 
     def _begins(self, state: RunState) -> Steps[bool]:
         """Whether nobody has served the run yet, or since it was stopped and resumed, and a standby is to begin."""
