@@ -604,6 +604,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(State.STARTING, lambda it: it.starts and not it.overdue, _awaited),
     _stall(lambda it: it.local.full, lambda it: it.local.full, ""),
     _stall(lambda it: it.no_syncer, _syncers_end, _brings_syncer_back),
+    _stall(lambda it: it.syncer == SyncerState.CLAIMING, lambda it: it.stated, ""),
     _stall(
         lambda it: (
             it.facts.syncer is not None and it.facts.syncer.heartbeat.wants and not it.facts.syncer.heartbeat.epoch

@@ -106,7 +106,8 @@ class Operator:
         state = self._answer_here(number)
         if state.phase == RunPhase.RUNNING:
             hint = f"diloco status {self.store.url}"
-            raise TryAgainError("the run has not begun, or its syncer is busy", hint=hint)
+            what = "the run has not begun, or its syncer is busy: the stop is asked for, and waits for a syncer"
+            raise TryAgainError(what, hint=hint)
         return state
 
     def request_stop(self, reason: str, state: RunState | None = None) -> int:
