@@ -33,6 +33,7 @@ from diloco_cli.store.port import (
     Store,
     StoreBrokenError,
     StoreForbiddenError,
+    StoreGoneError,
     StoreUnavailableError,
 )
 from diloco_cli.store.retry import Retrying, RetryingStore
@@ -157,6 +158,8 @@ class Place:
     def _is_deleted(self, key: str) -> bool:
         try:
             self.store.delete(key)
+        except StoreGoneError:
+            return True  # without a bucket nothing was written
         except DilocoError:
             return False
         return True

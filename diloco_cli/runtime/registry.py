@@ -447,7 +447,7 @@ def log_files(url: str, unit: str | None = None) -> dict[str, Path]:
         raise NotFoundError("a log was here, and is gone with its folder", where=str(gone[0].readlink()), hint=hint)
     if not chosen:
         missing = "no log" if unit is None else f"no log of {unit}"
-        message = f"{missing} on this machine; logs here: {', '.join(found) or 'none'}"
+        message = f"{missing} on this machine: each stays where its unit runs; logs here: {', '.join(found) or 'none'}"
         hint = f"of another run: diloco logs --run RUN; how this one is: diloco status {url}"
         raise NotFoundError(message, where=str(folder), hint=hint)
     return chosen

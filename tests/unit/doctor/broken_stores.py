@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.port import Created, Exists, StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.port import Created, Exists, StoreForbiddenError, StoreGoneError, StoreUnavailableError
 
 
 class ChecksThenWrites(MemoryStore):
@@ -160,6 +160,13 @@ class Forbids(MemoryStore):
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         self._check("list")
         return super().list(prefix, after, limit)
+
+
+class NoBucket(Forbids):
+    """Nobody has made it yet."""
+
+    def _check(self, verb: str) -> None:
+        raise StoreGoneError("no such bucket")
 
 
 class Hiccups(MemoryStore):

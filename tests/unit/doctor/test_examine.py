@@ -92,6 +92,11 @@ def test_read_only_credentials_fail_to_write() -> None:
     assert not found.ok and by_name["read_back"].level == "skip" and not by_name["read_back"].ok
 
 
+def test_in_a_bucket_that_does_not_exist_nothing_is_left_behind() -> None:
+    found = examined(broken.NoBucket())
+    assert found.failed == ["write"] and found.left_behind == []
+
+
 def test_a_learners_credentials_pass_with_warnings_and_what_they_cannot_delete_is_named() -> None:
     store = broken.Forbids("create", "list")
     found = examined(store)

@@ -252,7 +252,7 @@ def test_what_is_added_is_followed_across_a_rotation(log):
 def test_a_missing_log_names_those_there_are(log):
     log.write_text("")
     assert list(log_files("nano")) == ["iowa"]
-    with pytest.raises(NotFoundError, match=r"no log of syncer.*logs here: iowa"):
+    with pytest.raises(NotFoundError, match=r"no log of syncer.*stays where its unit runs; logs here: iowa"):
         log_files("nano", "syncer")
 
 
