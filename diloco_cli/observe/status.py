@@ -19,7 +19,7 @@ from diloco_cli.observe.situation import MERGES, SILENCE, Look, State, Verdict, 
 from diloco_cli.observe.unit_states import ENDED, LEFT, LOST_S, SUSPECT_S, aged, syncer_lost_after_s
 from diloco_cli.protocol.actors.collection import NOT_KNOWN, kept_commits
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.log.keys import SYNCER
+from diloco_cli.protocol.log.keys import SYNCER, number_of
 from diloco_cli.protocol.log.metrics import LastDelta, MergeNote
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import LearnerRecord, LearnerState, RunPhase, RunState
@@ -77,7 +77,8 @@ class OneLearner:
     @property
     def heartbeat(self) -> LearnerHeartbeat:
         heard = self.facts.learners.get(self.island.name)
-        return LearnerHeartbeat("STARTING", self.known.floor, -1, 0, 0, 0.0, 0) if heard is None else heard.heartbeat
+        number = number_of(self.known.floor)
+        return LearnerHeartbeat("STARTING", number, -1, 0, 0, 0.0, 0) if heard is None else heard.heartbeat
 
     @property
     def attendance(self) -> str:

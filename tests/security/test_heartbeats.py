@@ -8,6 +8,7 @@ import pytest
 
 from diloco_cli.observe.facts import Local, read_facts
 from diloco_cli.observe.situation import NOT_GENUINE, Look
+from diloco_cli.observe.status import status_of
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.actors.standby import Standby, takeover_s
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
@@ -66,3 +67,5 @@ def test_a_learner_whose_key_is_revoked_is_told_as_that() -> None:
     assert fleet.world.run(lambda: key in state_of(fleet).revoked, 10.0)
     facts = read_facts("memory://", as_reader(fleet.run), fleet.world.store, SystemClock(lambda: 0.0, print, print))
     assert facts.strange == {"l0"} and "revoked" in Look(facts, Local()).missing["l0"]
+    assert state_of(fleet).learner("l0").floor > 2**32, "with the key in it"
+    assert next(row for row in status_of(facts).learners if row.name == "l0").incarnation == 1
