@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from diloco_cli.cli.arguments import LOOK_S, foreground_store
-from diloco_cli.config.hardware import CPU, find_device
+from diloco_cli.config.hardware import CPU, data_class_of, find_device
 from diloco_cli.config.models import BYTE_VOCABULARY, MODEL_PRESETS, GPTShape, ModelFacts, preset_shape
 from diloco_cli.config.settings import Inventory, IslandSettings, ModelSettings, RunSettings
 from diloco_cli.corpus.fit import refuse_misfit
@@ -165,12 +165,15 @@ def _first_step(it: Preflight) -> str | None:
 
     search_last(it.folder)
     try:
-        changed = check_task(run, min(island.batch_tokens for island in it.plan.islands))
+        by_own_loops = all(data_class_of(island.infra) is not None for island in it.plan.inventory.islands)
+        changed = check_task(run, min(island.batch_tokens for island in it.plan.islands), by_own_loops)
     except DilocoError as error:
         of_the_model = error.where == "model" and error.__cause__ is None  # else its code, data or packages failed
         if of_the_model or all(island.infra == "local" for island in it.plan.inventory.islands):
             raise
         what = "of its buffers only the running statistics of torch's own modules are exchanged"
+        if error.where == "model":
+            what += ", and where it fails for the evaluator, too, the run has no held-out loss"
         return f"warning: the model cannot be tried on this machine: {error.message}; so {what}"
     return _carried(it, changed)
 

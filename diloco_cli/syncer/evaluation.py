@@ -27,7 +27,7 @@ from diloco_cli.runtime.daemon import say
 from diloco_cli.runtime.units import diloco_command
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import load_versions
-from diloco_cli.tasks.build import Data, build_data, build_model, losses_of
+from diloco_cli.tasks.build import Data, build_data, build_model, losses_of, tried
 from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.tensors.flat import bare_tensors
 from diloco_cli.units import format_duration
@@ -206,7 +206,7 @@ def held_out_loss(model: torch.nn.Module, data: Data, num_sequences: int) -> flo
     device = next(model.parameters()).device
     with torch.inference_mode():
         for tokens, targets in data.held_out(num_sequences):
-            loss, _ = losses_of(model(tokens.to(device), targets.to(device)))
+            loss, _ = losses_of(tried(model, (tokens.to(device), targets.to(device)), "held-out data"))
             total += float(loss) * targets.numel()
             count += targets.numel()
     return total / count

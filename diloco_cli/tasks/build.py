@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
 from typing import Any, Protocol, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from diloco_cli.config.models import DATA_PRESETS, MODEL_PRESETS, VISION_DATA, Shape, ViTShape, preset_shape
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.errors import RefusedError, UsageError, suggestion
+from diloco_cli.errors import DilocoError, RefusedError, UsageError, suggestion
 from diloco_cli.tasks import data, huggingface, models
 from diloco_cli.tasks.data import ByteText, Digits, OwnTokens, epochs_text, refuse_short
 
@@ -133,6 +134,39 @@ def _reads(run: RunSettings) -> tuple[int, int | None]:
     return run.model.sequence or DEFAULT_SEQUENCE, None
 
 
+def tried(model: nn.Module, batch: Batch, what: str) -> Any:
+    """What the model's forward gives. Raises UsageError for one that cannot be called so, or that raises an error."""
+    try:
+        signature(model.forward).bind(*batch)
+    except TypeError as error:  # of this call alone: what forward itself raises may be of this machine
+        raise UsageError(f"forward(tokens, targets): {error}", where="model", hint=CONTRACT) from None
+    return called(lambda: model(*batch), f"the model's forward on {what} ({described_batch(batch)})", "model")
+
+
+def called(work: Callable[[], Any], what: str, where: str = "data") -> Any:
+    """The result of a user's code; an error in it becomes a UsageError with its place."""
+    try:
+        return work()
+    except DilocoError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{what} raised {type(error).__name__}: {error}",
+            where=where,
+            hint=f"see where with DILOCO_DEBUG=1; {CONTRACT}" if where == "model" else "see where with DILOCO_DEBUG=1",
+        ) from error
+
+
+def described_batch(batch: Batch) -> str:
+    """`tokens [2, 128] int64 from 0 to 255, targets [2, 128] int64 from 0 to 255`."""
+    parts = []
+    for name, tensor in zip(("tokens", "targets"), batch, strict=True):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        span = f" from {tensor.min().item():g} to {tensor.max().item():g}" if tensor.numel() else ""
+        parts.append(f"{name} {list(tensor.shape)} {kind}{span}")
+    return ", ".join(parts)
+
+
 def losses_of(output: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(the reported loss, the objective: the loss plus the model's auxiliary term, if it gives one).
 
@@ -141,7 +175,7 @@ def losses_of(output: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """
     terms = output if isinstance(output, tuple) else (output,)
     if len(terms) not in (1, 2) or not all(_is_scalar(term) for term in terms):
-        raise UsageError(f"model: {CONTRACT}, not {_described(output)}", where="model")
+        raise UsageError(f"{CONTRACT}, not {_described(output)}", where="model")
     loss: torch.Tensor = terms[0]
     return loss, loss if len(terms) == 1 else loss + terms[1]
 

@@ -6,7 +6,7 @@ that no exchange would carry, is reported by `launch`, with what was expected, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
@@ -15,9 +15,9 @@ from torch import nn
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.errors import UsageError
 from diloco_cli.layout import ParameterFact
-from diloco_cli.tasks.build import CONTRACT, Batch, Data, build_data, build_model, losses_of
+from diloco_cli.tasks.build import Batch, Data, build_data, build_model, called, described_batch, losses_of, tried
 from diloco_cli.tensors.flat import (
     bare_model,
     bare_name,
@@ -39,19 +39,20 @@ EXAMPLES = 2  # enough for a model that normalises over its batch
 BATCH = "batch(shard, num_shards, position, batch_tokens)"
 
 
-def check_task(run: RunSettings, batch_tokens: int) -> frozenset[str]:
+def check_task(run: RunSettings, batch_tokens: int, by_own_loops: bool = False) -> frozenset[str]:
     """Build both, and make two steps. The buffers that these change. Raises UsageError with the reason if anything
-    fails, or would not be carried."""
-    model, data = build_model(run), build_data(run)
+    fails, or would not be carried. `by_own_loops`: no learner draws a batch, and data without that function are tried
+    on what the evaluator reads."""
+    model, data = build_model(run), build_data(run, ("held_out",) if by_own_loops else ("batch", "held_out"))
     parameter_facts(model)  # refuses what no vector of a layout can hold
-    batch = _drawn(data, batch_tokens)
+    batch = _drawn(data, batch_tokens) if callable(getattr(data, "batch", None)) else _some_of(_first_held_out(data))
     model.train()
     before, first = state_of(model), _every_buffer(model)
-    loss, objective = losses_of(_tried(model, batch, "a batch"))
+    loss, objective = losses_of(tried(model, batch, "a batch"))
     _require_finite(loss, "the first loss", batch)
     if not objective.requires_grad:
         raise UsageError(
-            "model: the loss has no gradient: it does not depend on a parameter, or was detached", where="model"
+            "the loss has no gradient: it does not depend on a parameter, or was detached", where="model"
         )
     del loss, objective
     _make_steps(run, model, batch)
@@ -59,7 +60,7 @@ def check_task(run: RunSettings, batch_tokens: int) -> frozenset[str]:
     model.eval()
     with torch.inference_mode():
         held_out = _first_held_out(data)
-        _require_finite(losses_of(_tried(model, held_out, "held-out data"))[0], "the first held-out loss", held_out)
+        _require_finite(losses_of(tried(model, held_out, "held-out data"))[0], "the first held-out loss", held_out)
     refuse_shared_memory(model)
     return buffers
 
@@ -85,20 +86,20 @@ def _make_steps(run: RunSettings, model: nn.Module, batch: Batch) -> None:
     replica = Replica(replace(run, train=train), model, _Two(batch), 0, 1)
     replica.carried = persistent_buffers(model)
     tokens, lr = max(1, batch[1].numel()), train.inner.lr / (1 + train.inner.warmup_steps)
-    what = f"of the model on a batch ({_described_batch(batch)})"
+    what = f"of the model on a batch ({described_batch(batch)})"
     for step in ("first", "second"):
         replica.optimizer.zero_grad(set_to_none=True)
-        loss = _called(lambda: replica.backward(0, tokens), f"a forward and backward pass {what}", "model")
+        loss = called(lambda: replica.backward(0, tokens), f"a forward and backward pass {what}", "model")
         _refuse_replaced(parameters, model)
         _refuse_sparse(model)
         if not isfinite(loss):
             raise UsageError(
-                f"model: the loss of the {step} step is {loss} ({_described_batch(batch)})",
+                f"the loss of the {step} step is {loss} ({described_batch(batch)})",
                 where="model",
                 hint="lower train.inner.lr, or give it more train.inner.warmup_steps",
             )
         if step == "first":
-            _called(lambda: replica.apply(lr), f"the first step of {train.inner.name} {what}", "model")
+            called(lambda: replica.apply(lr), f"the first step of {train.inner.name} {what}", "model")
 
 
 def _every_buffer(model: nn.Module) -> dict[str, ParameterFact]:
@@ -147,22 +148,26 @@ def _refuse_sparse(model: nn.Module) -> None:
 def _drawn(data: Data, batch_tokens: int) -> Batch:
     """The first two examples of the first batch, drawn twice: a restart asks for the same position again."""
     once, again = (
-        _called(lambda: data.batch(0, 1, 0, batch_tokens), f"{BATCH} of {batch_tokens} tokens") for _ in range(2)
+        called(lambda: data.batch(0, 1, 0, batch_tokens), f"{BATCH} of {batch_tokens} tokens") for _ in range(2)
     )
     batch = _as_batch(once, BATCH)
     if not all(torch.equal(a, b) for a, b in zip(batch, _as_batch(again, BATCH), strict=True)):
         raise UsageError(
-            f"data: {BATCH} gave other tensors for the same position; a restart could not go on where it stopped",
+            f"{BATCH} gave other tensors for the same position; a restart could not go on where it stopped",
             where="data",
             hint="draw from a generator that is seeded by shard and position",
         )
+    return _some_of(batch)
+
+
+def _some_of(batch: Batch) -> Batch:
     return batch[0][:EXAMPLES], batch[1][:EXAMPLES]
 
 
 def _first_held_out(data: Data) -> Batch:
-    found = _called(lambda: next(iter(data.held_out(EXAMPLES)), None), "held_out(num_sequences)")
+    found = called(lambda: next(iter(data.held_out(EXAMPLES)), None), "held_out(num_sequences)")
     if found is None:
-        raise UsageError("data: held_out(num_sequences) gives no batch; the run would have no loss", where="data")
+        raise UsageError("held_out(num_sequences) gives no batch; the run would have no loss", where="data")
     return _as_batch(found, "held_out(num_sequences)")
 
 
@@ -171,13 +176,13 @@ def _as_batch(found: Any, what: str) -> Batch:
     pair = isinstance(found, (tuple, list)) and len(found) == 2 and all(isinstance(x, torch.Tensor) for x in found)
     if not pair:
         raise UsageError(
-            f"data: {what} must give (tokens, targets), two tensors, not {type(found).__name__}", where="data"
+            f"{what} must give (tokens, targets), two tensors, not {type(found).__name__}", where="data"
         )
     inputs, targets = found
     sizes = [tensor.shape[0] if tensor.dim() else 0 for tensor in (inputs, targets)]
     if sizes[0] != sizes[1] or not sizes[0]:
         raise UsageError(
-            f"data: {what} gave {list(inputs.shape)} and {list(targets.shape)}; "
+            f"{what} gave {list(inputs.shape)} and {list(targets.shape)}; "
             "the first dimension counts examples and must be the same, at least 1",
             where="data",
             hint="batch_tokens counts tokens: it must be at least one sequence",
@@ -185,39 +190,11 @@ def _as_batch(found: Any, what: str) -> Batch:
     return inputs, targets
 
 
-def _tried(model: nn.Module, batch: Batch, what: str) -> Any:
-    return _called(lambda: model(*batch), f"the model's forward on {what} ({_described_batch(batch)})", "model")
-
-
 def _require_finite(loss: torch.Tensor, what: str, batch: Batch) -> None:
     value = float(loss.detach())
     if not isfinite(value):
         raise UsageError(
-            f"model: {what} is {value} ({_described_batch(batch)})",
+            f"{what} is {value} ({described_batch(batch)})",
             where="model",
             hint="look at the model's initial weights and at the data's values",
         )
-
-
-def _called(work: Callable[[], Any], what: str, where: str = "data") -> Any:
-    """The result of a user's code; an error in it becomes a UsageError with its place."""
-    try:
-        return work()
-    except DilocoError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{what} raised {type(error).__name__}: {error}",
-            where=where,
-            hint=f"see where with DILOCO_DEBUG=1; {CONTRACT}" if where == "model" else "see where with DILOCO_DEBUG=1",
-        ) from error
-
-
-def _described_batch(batch: Batch) -> str:
-    """`tokens [2, 128] int64 from 0 to 255, targets [2, 128] int64 from 0 to 255`."""
-    parts = []
-    for name, tensor in zip(("tokens", "targets"), batch, strict=True):
-        kind = str(tensor.dtype).removeprefix("torch.")
-        span = f" from {tensor.min().item():g} to {tensor.max().item():g}" if tensor.numel() else ""
-        parts.append(f"{name} {list(tensor.shape)} {kind}{span}")
-    return ", ".join(parts)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Diloco, copied
+from tests.cli.conftest import Diloco, copied, edit
 from tests.forked import ROOT
 
 PROSE = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,6 +24,21 @@ def test_data_that_can_only_be_held_out_are_evaluated_on(diloco: Diloco, tmp_pat
     done = diloco("evaluate", "own-loop", "--json", DILOCO_HOME=str(tmp_path / "home"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["data"]["loss"] == pytest.approx(3.47, abs=0.2), "ln 32: nothing is learned yet"
+
+
+def test_a_model_that_cannot_be_evaluated_is_refused_at_launch_or_said_not_to_be_a_bug(
+    diloco: Diloco, tmp_path: Path
+) -> None:
+    home, task = str(tmp_path / "home"), copied("own-loop", tmp_path / "own") / "task.py"
+    edit(task, "def forward(self, tokens, targets)", "def forward(self, tokens)")
+    refused = diloco("launch", "own/run.yaml", "--create-only", DILOCO_HOME=home)
+    assert refused.returncode == 2 and "forward(tokens, targets): too many positional" in refused.stderr
+    assert "model: model" not in refused.stderr
+    edit(task, "def forward(self, tokens)", "def forward(self, tokens, targets)")
+    assert diloco("launch", "own/run.yaml", "--create-only", DILOCO_HOME=home).returncode == 0
+    edit(task, "self.embedding(tokens)", "self.embedding(targets.unsqueeze(0))")
+    said = diloco("evaluate", "own-loop", DILOCO_HOME=home)
+    assert said.returncode == 2 and "forward on held-out data (tokens [" in said.stderr and "a bug" not in said.stderr
 
 
 def test_own_loops_may_take_larger_batches_than_the_evaluators_data_have(diloco: Diloco, tmp_path: Path) -> None:

@@ -206,6 +206,11 @@ class Detached(Odd):
         return super().forward(tokens, targets).detach()
 
 
+class Elsewhere(Odd):
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such device")
+
+
 class Absent:
     """Its files are on the islands' machines."""
 
@@ -221,6 +226,13 @@ class Here(Absent):
 
     def held_out(self, num_sequences: int) -> Any:
         yield self.batch()
+
+
+class Unread:
+    """All that islands of own loops need of the run's data."""
+
+    def held_out(self, num_sequences: int) -> Any:
+        yield Here().batch()
 
 
 def odd(folder: Path, infra: str, model: str = "Odd", data: str = "Here", **settings: Any) -> Preflight:
@@ -241,6 +253,14 @@ def test_a_model_is_tried_where_its_code_is_whatever_machines_train_it(tmp_path:
     assert ", 4 buffers (such as norm.num_batches_tracked); " in said[-1] and said[-1].endswith(" 1 buffers")
     with pytest.raises(UsageError, match="the loss has no gradient"):
         odd(tmp_path / "b", infra, model="Detached").pass_or_raise(said.append)
+
+
+def test_a_model_that_own_loops_train_is_tried_on_what_the_evaluator_reads(tmp_path: Path) -> None:
+    said, checks = list[str](), odd(tmp_path, "loop/addressed", data="Unread")
+    checks.pass_or_raise(said.append)
+    assert "seen" in checks.tried[0].buffers and "cannot be tried" not in said[-1]
+    odd(tmp_path / "b", "loop/addressed", model="Elsewhere", data="Unread").pass_or_raise(said.append)
+    assert said[-1].endswith("where it fails for the evaluator, too, the run has no held-out loss")
 
 
 def test_what_only_other_machines_have_is_no_error_of_theirs(tmp_path: Path) -> None:

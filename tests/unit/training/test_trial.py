@@ -333,8 +333,20 @@ def build_stream():
     return TokenStream()
 
 
+class SetAside:
+    def held_out(self, num_sequences):
+        yield torch.full((5, 4), 1), torch.full((5, 4), 1)
+
+
+def build_held_out():
+    return SetAside()
+
+
 def build_right_model():
-    return Model()
+    model = Model()
+    if CHOSEN["model"] == "one_argument":
+        model.forward = lambda tokens: tokens
+    return model
 
 
 def run_of(model: str = "build_right_model", data: str = "build_stream") -> RunSettings:
@@ -364,6 +376,7 @@ def test_what_keeps_the_contract_is_accepted(kind):
         ("nan", "the first loss is nan"),
         ("held_out_nan", "the first held-out loss is inf"),
         ("detached", "the loss has no gradient"),
+        ("one_argument", r"forward\(tokens, targets\): too many positional arguments"),
         ("raises", r"forward on a batch \(tokens \[2, 4\] int64 from 1 to 1.*raised RuntimeError: mat1 and mat2"),
     ],
 )
@@ -371,6 +384,14 @@ def test_a_model_that_breaks_the_contract_is_refused(kind, reason):
     CHOSEN["model"] = kind
     with pytest.raises(UsageError, match=reason):
         check_task(run_of(), batch_tokens=16)
+    with pytest.raises(UsageError, match=reason.replace("a batch", "(a batch|held-out data)")):
+        check_task(run_of(data="build_held_out"), batch_tokens=16, by_own_loops=True)
+
+
+def test_own_loops_need_only_held_out_data_and_the_model_is_tried_on_these():
+    check_task(run_of(data="build_held_out"), batch_tokens=16, by_own_loops=True)
+    with pytest.raises(UsageError, match="returned a SetAside without batch"):
+        check_task(run_of(data="build_held_out"), batch_tokens=16)
 
 
 @pytest.mark.parametrize(
