@@ -34,7 +34,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, check_operator, consented, signing_secret, stores_of
 from diloco_cli.runtime.daemon import Connections, Lanes, StopSignal, SystemClock, own_claim, perform, say
 from diloco_cli.runtime.processes import is_started_by_diloco
-from diloco_cli.runtime.units import diloco_command
+from diloco_cli.runtime.units import diloco_command, own_start
 from diloco_cli.signing import LOG, learner_signer
 from diloco_cli.store.open import disturbable, open_store
 from diloco_cli.store.port import Store
@@ -153,7 +153,7 @@ def refuse_own_loop(run: RunFormat, island: Island, url: str) -> None:
 
 def _start_of(island: Island, url: str) -> str:
     if data_class_of(island.infra) is not None:
-        return f'in its own script: join("{url}", name="{island.name}", ...)'
+        return own_start(island.name, url)
     return f"diloco learner --run {url} --name {island.name}"
 
 

@@ -50,7 +50,7 @@ from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, number_of
 from diloco_cli.protocol.log.operations import Operation, Steps
 from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.log.state import LearnerState
+from diloco_cli.protocol.log.state import LearnerState, RunPhase
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import check_operator, signing_secret
 from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, own_claim, perform
@@ -125,8 +125,13 @@ class LoopExchange:
         self._lanes.sleep_s(seconds)
         now_s = monotonic_s()
         if now_s - self._waits_since_s >= TELLS_AFTER_S:
-            LOG.warning("%s waits: %s", self.island.name, self.learner.note or "for the log")
+            LOG.warning("%s waits: %s", self.island.name, self._why())
             self._waits_since_s = now_s
+
+    def _why(self) -> str:
+        if self.learner.state.phase is RunPhase.STOPPED:
+            return "the run is STOPPED; go on with: diloco resume"
+        return self.learner.note or "for the log"
 
     def leave(self, drain_s: float) -> None:
         """Leave before the run's end, in order."""
@@ -388,12 +393,7 @@ class LoopIsland:
     def _checked(self, tokens: int) -> int:
         if not isinstance(tokens, int) or tokens < 0:
             raise UsageError(f"tokens must be a whole number, 0 or more, not {tokens!r}", where="island.step")
-        if self._steps > 1:
-            raise UsageError(
-                f"{self._steps} optimizer steps since the last call of island.step: none may be left out",
-                where="island.step",
-                hint="call island.step(tokens=..., loss=...) right after each optimizer.step()",
-            )
+        self._refuse_uncalled()
         if self._tokens + tokens > self._most:
             missing = " without an optimizer step" if self._steps == 0 else ""
             raise UsageError(
@@ -403,6 +403,14 @@ class LoopIsland:
                 hint="raise its batch_tokens in the run file or in join(...), or make the loop's batch smaller",
             )
         return tokens
+
+    def _refuse_uncalled(self) -> None:
+        if self._steps > 1:
+            raise UsageError(
+                f"{self._steps} optimizer steps since the last call of island.step: none may be left out",
+                where="island.step",
+                hint="call island.step(tokens=..., loss=...) right after each optimizer.step()",
+            )
 
     def _finite(self, loss: float | torch.Tensor) -> float:
         value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
@@ -414,6 +422,9 @@ class LoopIsland:
         return value
 
     def _begin_step(self, *called: Any) -> None:
+        """A loop that never calls `step` is told here: nothing of what it learns would count."""
+        with self._failing():
+            self._refuse_uncalled()
         self._within += 1
 
     def _count(self, *called: Any) -> None:

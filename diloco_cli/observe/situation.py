@@ -15,6 +15,7 @@ from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean, median_high
 
+from diloco_cli.config.hardware import data_class_of
 from diloco_cli.observe.facts import Local, LocalUnit, RunFacts, moment
 from diloco_cli.observe.unit_states import (
     BAD,
@@ -44,7 +45,7 @@ from diloco_cli.protocol.log.records import Island
 from diloco_cli.protocol.log.state import LearnerState, RunPhase, SyncerState
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine, shortest_slot
 from diloco_cli.protocol.rules.divergence import concern
-from diloco_cli.runtime.units import is_submitted
+from diloco_cli.runtime.units import is_submitted, own_start
 from diloco_cli.units import format_count, format_duration
 
 STALLS_AFTER = 1.8  # times the expected time between two merges
@@ -516,8 +517,11 @@ def _brings_back(look: Look) -> str:
         return f"diloco readmit {name} {look.facts.url}"
     if here is not None and here.is_held:
         return f"diloco chaos revive {name} --run {look.facts.url}"
+    run = look.facts.run
+    island = run.island(name)
+    if island is not None and data_class_of(island.infra) is not None and state in (LOST, LEFT, LearnerState.FAILED):
+        return own_start(name, run.url_for(island.region, run.home_of(look.facts.url)))  # nothing else starts it
     if state in (LOST, LEFT) and (here is None or here.dead):
-        run = look.facts.run
         regions = {island.name: island.region for island in run.islands}
         others = [regions[other] for other in regions.keys() - look.missing.keys()]
         if here is None and regions[name] in others and not look.submits:

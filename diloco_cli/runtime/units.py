@@ -308,6 +308,11 @@ def starts_everywhere(run: RunFormat, url: str) -> Iterator[str]:
             yield from _begins(run, island, run.url_for(island.region, home))
 
 
+def own_start(name: str, url: str) -> str:
+    """How an island of an own loop takes part."""
+    return f'in its own script: join("{url}", name="{name}", ...)'
+
+
 def _begins(run: RunFormat, island: Island, url: str) -> Iterator[str]:
     yield from _started(run, island, url)
     yield from _key_of(run, url, "learner", island.name)
@@ -320,7 +325,7 @@ def _key_of(run: RunFormat, url: str, role: str, name: str) -> Iterator[str]:
 
 def _started(run: RunFormat, island: Island, url: str) -> Iterator[str]:
     if data_class_of(island.infra) is not None:
-        yield f'{island.name} ({island.infra}): in its own script: join("{url}", name="{island.name}", ...)'
+        yield f"{island.name} ({island.infra}): {own_start(island.name, url)}"
         return
     words = f"--run {url} --name {island.name}"
     words += _consent(run, url, stores=run.settings.syncer.on_learners)

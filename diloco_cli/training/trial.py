@@ -51,9 +51,7 @@ def check_task(run: RunSettings, batch_tokens: int, by_own_loops: bool = False) 
     loss, objective = losses_of(tried(model, batch, "a batch"))
     _require_finite(loss, "the first loss", batch)
     if not objective.requires_grad:
-        raise UsageError(
-            "the loss has no gradient: it does not depend on a parameter, or was detached", where="model"
-        )
+        raise UsageError("the loss has no gradient: it does not depend on a parameter, or was detached", where="model")
     del loss, objective
     _make_steps(run, model, batch)
     buffers = _changed_buffers(model, before, first)
@@ -175,9 +173,7 @@ def _as_batch(found: Any, what: str) -> Batch:
     """(inputs, targets): two tensors with the same number of examples, at least one."""
     pair = isinstance(found, (tuple, list)) and len(found) == 2 and all(isinstance(x, torch.Tensor) for x in found)
     if not pair:
-        raise UsageError(
-            f"{what} must give (tokens, targets), two tensors, not {type(found).__name__}", where="data"
-        )
+        raise UsageError(f"{what} must give (tokens, targets), two tensors, not {type(found).__name__}", where="data")
     inputs, targets = found
     sizes = [tensor.shape[0] if tensor.dim() else 0 for tensor in (inputs, targets)]
     if sizes[0] != sizes[1] or not sizes[0]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from torch import nn
 
 from diloco_cli import join
@@ -34,6 +35,7 @@ from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.operations import Now, Sleep
 from diloco_cli.protocol.log.records import MergedOffer, Offer, decode
+from diloco_cli.protocol.log.state import RunPhase
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.flat import buffer_facts, parameter_facts
@@ -101,6 +103,25 @@ def test_calls_that_were_left_out_are_an_error_at_the_next_one_and_nothing_is_lo
     again = meeting.loop().island
     assert offered <= again.position <= 9 * ROWS
     again.finish(0)
+
+
+def test_a_loop_that_never_calls_step_is_told_by_its_optimizer() -> None:
+    loop = (meeting := Meeting(own_run(rounds=LONG))).loop()
+    for _ in range(2):
+        loop.train_once()
+    with pytest.raises(UsageError, match=r"2 optimizer steps since the last call of island\.step"):
+        loop.train_once()
+    assert loop.island.over and last_heartbeat(meeting).state == "FAILED"
+
+
+def test_a_loop_that_waits_in_a_stopped_run_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    island = Meeting(own_run(rounds=LONG)).loop().island
+    exchange = island._exchange
+    exchange.learner.state = structs.replace(exchange.learner.state, phase=RunPhase.STOPPED)
+    exchange._waits_since_s = -inf
+    exchange._sleep_s(0.0)
+    assert "l0 waits: the run is STOPPED; go on with: diloco resume" in caplog.messages
+    island.fail(KeyboardInterrupt())
 
 
 @pytest.mark.parametrize(

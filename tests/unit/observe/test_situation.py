@@ -70,8 +70,8 @@ def one_region(spoken: RunFacts) -> RunFacts:
     return replace(spoken, run=replace(spoken.run, islands=islands))
 
 
-def as_jobs(spoken: RunFacts, *names: str) -> RunFacts:
-    islands = (replace(one, infra="slurm/us") if one.name in names else one for one in spoken.run.islands)
+def as_jobs(spoken: RunFacts, *names: str, infra: str = "slurm/us") -> RunFacts:
+    islands = (replace(one, infra=infra) if one.name in names else one for one in spoken.run.islands)
     return replace(spoken, run=replace(spoken.run, islands=tuple(islands)))
 
 
@@ -205,6 +205,8 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
     (as_jobs(facts(rhine=LOST_AGE_S), "iowa", "rhine"), NOBODY, State.DEGRADED, "", RESUME),  # no other job is doubled
     (as_jobs(facts(rhine=LOST_AGE_S), "rhine"), NOBODY, State.DEGRADED, "", f"{RESUME} --region eu"),
     (one_region(facts(rhine=LOST_AGE_S)), NOBODY, State.DEGRADED, "", f"diloco learner --run {URL} --name rhine"),
+    (as_jobs(facts(rhine=LOST_AGE_S), "rhine", infra="loop/addressed"), NOBODY, State.DEGRADED, "",
+     f'in its own script: join("{URL}", name="rhine", ...)'),  # `diloco learner` refuses it, `resume` starts no loop
     (one_region(facts(iowa=LOST_AGE_S, rhine=LOST_AGE_S)), NOBODY, State.STALLED, "", RESUME),
     (both_say(facts(), LearnerState.FAILED), Local({"iowa": GIVEN_UP, "rhine": replace(AGAIN, running_s=0.5)}),
      State.STALLED, "", ""),
