@@ -131,11 +131,8 @@ def syncer_state(facts: RunFacts, local: Local = Local()) -> str | None:
         return LEFT
     if facts.state.phase != RunPhase.RUNNING:
         return said
-    if here := state_here(syncer_here(facts, local), facts.syncer, said):
-        return here
-    if said == SyncerState.CLAIMING and facts.syncer.age_s <= STARTS_WITHIN_S:
-        return said  # it says nothing while it loads what a syncer needs
-    return aged(said, facts.syncer.age_s, syncer_lost_after_s(facts))
+    here = state_here(syncer_here(facts, local), facts.syncer, said)
+    return here or aged(said, facts.syncer.age_s, syncer_lost_after_s(facts))
 
 
 def syncer_here(facts: RunFacts, local: Local) -> LocalUnit | None:

@@ -81,7 +81,9 @@ class StandbyFleet(ToyFleet):
             if reason is None:
                 return None
             self.takeovers.append((self.world.now_s, name, reason))
-            yield Sleep(self.loading_s)
+            for _ in range(round(self.loading_s / HEARTBEAT_EVERY_S)):
+                yield Sleep(HEARTBEAT_EVERY_S)
+                yield from waiting.announce()
             arithmetic = IntegerArithmetic(self.run, self._refuse, self._unfit)
             syncer = Syncer(self.run, claim, arithmetic, NoEvaluator(), lambda: "then", self.nonce, because=reason)
             self.serving[name] = syncer

@@ -108,6 +108,7 @@ class Standby:
     alike: bool = False
     doing: StandbyState = field(default=StandbyState.STANDING_BY, init=False)
     _next_heartbeat_s: float = field(default=0.0, init=False)
+    _announced: dict[str, Any] = field(default_factory=dict, init=False)
 
     def wait(self) -> Steps[str | None]:
         """Wait; the reason to take over, or None once the run is over. A stop from before this process does not end it;
@@ -132,15 +133,18 @@ class Standby:
             limit_s = patience_s(gone_after_s(self.run, usual_s, heartbeat), self.jitter, state.fruitless)
             follows = follows or (heartbeat is not None and not has_left(heartbeat))
             left = follows and state.phase == RunPhase.RUNNING and has_left(heartbeat, state.epoch)
-            loads = self._loads(heartbeat, state.n)
-            if (unserved or left) and not loads:
+            if left or (unserved and not self._is_taken(heartbeat, state.n)):
                 limit_s = PROMPT_S * self.jitter
-            elif loads or state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None):
+            elif state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None):
                 limit_s += FIRST_SYNCER_S
             if dead or silence.silent_s >= limit_s:
                 reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead, left)}"
                 self.doing = moved(STANDBY, self.doing, StandbyState.CLAIMING)
-                yield from self._announce(heartbeat, reason, state.n)
+                self._announced = self._announcement(heartbeat, reason, state.n)
+                yield from self.announce()
+                if self._next_heartbeat_s > 0:  # no standby any more: its heartbeats are the syncer's now
+                    last = SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)
+                    yield self._put(standby_heartbeat_key(self.name), last)
                 return reason
             heard = f"the syncer was heard {silence.silent_s:.0f} s ago; takes over after {limit_s:.0f} s of silence"
             yield from self._heartbeat(now_s, state, heard)
@@ -170,13 +174,12 @@ class Standby:
         """Whether no unit of another kind begins to serve."""
         return self.alike or self.run.settings.syncer.on_learners
 
-    def _loads(self, heartbeat: bytes | None, n: int) -> bool:
-        """Whether another one has taken over and, with `n` still the newest commit, loads what a syncer needs: on the
-        first use of a node, of a shared disk, or on a busy machine that takes far longer than a silence. One of this
-        name was this one's predecessor."""
+    def _is_taken(self, heartbeat: bytes | None, n: int) -> bool:
+        """Whether another one has taken over, with `n` still the newest commit. One of this name was this one's
+        predecessor."""
         said = _plain(heartbeat)
         is_newest = said.get("n") == n and said.get("unit") != self.name
-        return self.alone and is_newest and said.get("state") == StandbyState.CLAIMING
+        return is_newest and said.get("state") == StandbyState.CLAIMING
 
     def _begins(self, state: RunState) -> Steps[bool]:
         """Whether nobody has served the run yet, or since it was stopped and resumed, and a standby is to begin."""
@@ -198,9 +201,15 @@ class Standby:
             return False
         return claim is not None and (claim.host, claim.pid) == (self.claim.host, self.instead_of)
 
-    def _announce(self, heartbeat: bytes | None, reason: str, n: int) -> Steps[None]:
-        """Tell the other standbys long before the next commit; the counts of the old syncer are kept."""
-        facts = {
+    def announce(self) -> Steps[None]:
+        """Tell the other standbys, long before the next commit, that this one has taken over; told again, it is news
+        that this process lives while it loads what a syncer needs, which may take longer than they wait."""
+        self._announced["heartbeats"] = self._announced.get("heartbeats", 0) + 1
+        yield self._put(heartbeat_key(SYNCER), self._announced)
+
+    def _announcement(self, heartbeat: bytes | None, reason: str, n: int) -> dict[str, Any]:
+        """As the new syncer's first heartbeat; the counts of the old one are kept."""
+        return {
             **counts_of(heartbeat),
             "state": self.doing,
             "host": self.claim.host,
@@ -208,11 +217,9 @@ class Standby:
             "reason": reason,
             "memory_bytes": 0,
             "mirrors": _plain(heartbeat).get("mirrors", []),
+            "epoch": 0,
+            "n": n,
         }
-        yield self._put(heartbeat_key(SYNCER), {**facts, "epoch": 0, "n": n})
-        if self._next_heartbeat_s > 0:  # this process is no standby any more: its heartbeats are the syncer's now
-            last = SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)
-            yield self._put(standby_heartbeat_key(self.name), last)
 
     def _put(self, key: str, heartbeat: object) -> Put:
         return Put(key, sealed(self.run.keyring, LOG, key, heartbeat))

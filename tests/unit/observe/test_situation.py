@@ -17,7 +17,7 @@ from diloco_cli.observe.screen import status_lines
 from diloco_cli.observe.situation import RUN_STATES, Look, State, Verdict, machine_of_syncer, refusals_of
 from diloco_cli.observe.situation import verdict_of as verdict_at
 from diloco_cli.observe.status import status_of
-from diloco_cli.observe.unit_states import LOST_S, STARTS_WITHIN_S, STUCK, UNIT_STATES
+from diloco_cli.observe.unit_states import LOST_S, STUCK, UNIT_STATES
 from diloco_cli.plan.link import GUESSED_MACHINE, measured_by, work_of
 from diloco_cli.protocol.log.health import Stability
 from diloco_cli.protocol.log.metrics import Note, Sustained
@@ -39,7 +39,7 @@ def syncer_says(spoken: RunFacts, age_s: float = 1.0, **changes: Any) -> RunFact
 
 
 def loads(age_s: float) -> RunFacts:
-    """A standby has taken over, and says nothing while it loads what a syncer needs."""
+    """A standby has taken over, and loads what a syncer needs."""
     claiming = {"state": SyncerState.CLAIMING, "epoch": 0, "unit": "standby-1", "reason": "standby-1 takes over"}
     return syncer_says(facts(), age_s, **claiming)
 
@@ -153,9 +153,9 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
      "all units have left in good order", RESUME),
     (syncer_says(facts(), state=SyncerState.DONE, reason="told to leave by SIGTERM"), NOBODY, State.STALLED,
      "no syncer serves: syncer on box has left: told to leave by SIGTERM", f"diloco syncer --standby {URL}"),
-    (later(loads(LOST_AGE_S), 200.0), NOBODY, State.STALLED, "standby-1 takes over", NONE),
-    (later(loads(STARTS_WITHIN_S + 1.0), 200.0), NOBODY, State.STALLED,
-     "no syncer serves: standby-1 on box was heard 61 s ago", f"diloco syncer --standby {URL}"),
+    (later(loads(6.0), 200.0), NOBODY, State.STALLED, "standby-1 takes over", NONE),
+    (later(loads(LOST_AGE_S), 200.0), NOBODY, State.STALLED, "no syncer serves: standby-1 on box was heard",
+     f"diloco syncer --standby {URL}"),
     (both_say(facts(), LearnerState.FAILED, 2.0), NOBODY, State.STALLED, "no learner is left", LOGS_OF_IOWA),
     (FAILED, NOBODY, State.FAILED, "all learners have failed", LOGS),
     (written(FAILED, ("ended", "iowa"), ("ended", "rhine")), NOBODY, State.STALLED, "", LOGS_OF_IOWA),
