@@ -133,7 +133,7 @@ class Standby:
             limit_s = patience_s(gone_after_s(self.run, usual_s, heartbeat), self.jitter, state.fruitless)
             follows = follows or (heartbeat is not None and not has_left(heartbeat))
             left = follows and state.phase == RunPhase.RUNNING and has_left(heartbeat, state.epoch)
-            if left or (unserved and not self._is_taken(heartbeat, state.n)):
+            if left or (unserved and not self._is_another(heartbeat)):
                 limit_s = PROMPT_S * self.jitter
             elif state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None):
                 limit_s += FIRST_SYNCER_S
@@ -174,12 +174,10 @@ class Standby:
         """Whether no unit of another kind begins to serve."""
         return self.alike or self.run.settings.syncer.on_learners
 
-    def _is_taken(self, heartbeat: bytes | None, n: int) -> bool:
-        """Whether another one has taken over, with `n` still the newest commit. One of this name was this one's
-        predecessor."""
+    def _is_another(self, heartbeat: bytes | None) -> bool:
+        """Whether somebody else has begun to serve, and did not leave. One of this name was this one's predecessor."""
         said = _plain(heartbeat)
-        is_newest = said.get("n") == n and said.get("unit") != self.name
-        return is_newest and said.get("state") == StandbyState.CLAIMING
+        return bool(said) and said.get("unit") != self.name and not has_left(heartbeat)
 
     def _begins(self, state: RunState) -> Steps[bool]:
         """Whether nobody has served the run yet, or since it was stopped and resumed, and a standby is to begin."""
