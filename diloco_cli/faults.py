@@ -40,7 +40,7 @@ from diloco_cli.config.settings import RESERVED_NAMES
 from diloco_cli.digests import ALGORITHM, digest
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.paths import templates_directory
-from diloco_cli.units import parse_duration
+from diloco_cli.quantities import parse_duration
 
 SCENARIO_VERSION = 1
 MAX_FAULTS = 1000

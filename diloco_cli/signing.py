@@ -159,8 +159,9 @@ class Signature:
 NOBODY = Signature()
 
 
-class Unsigned:
-    """For a run without signatures and checksums: bytes stay as they are, and nothing is checked."""
+class Authenticator:
+    """How a run's records are sealed, and who wrote them told. This one is for a run without signatures and checksums:
+    bytes stay as they are, and nothing is checked."""
 
     wrong = "is not what was written"  # what a record is that is not authentic
     signs = False
@@ -184,7 +185,7 @@ class Unsigned:
         """Whether one who may sign as `role` wrote these bytes under this object key, as far as can be told."""
         return self.signature(role, key, data) is not None
 
-    def without(self, revoked: Collection[str]) -> Unsigned:
+    def without(self, revoked: Collection[str]) -> Authenticator:
         """As this one, but what these public keys have signed is not authentic: to judge as of a state of the log."""
         return self
 
@@ -196,7 +197,7 @@ class Unsigned:
         return ""
 
 
-class Checksummed(Unsigned):
+class Checksummed(Authenticator):
     """For a run that is not signed. A checksum shows damage by a disk or a network, but not the writer of a record. It
     is bound to the run and to the object's key."""
 
@@ -229,7 +230,7 @@ class Grant:
         return "Grant()"
 
 
-class Keyring(Unsigned):
+class Keyring(Authenticator):
     """What one process needs in one run: the operator's public key to check records, and the private keys that it holds
     to sign them. The operator's own needs no certificate."""
 
@@ -269,7 +270,7 @@ class Keyring(Unsigned):
         text = _record_text(self.run_id, signer, key, data[:start] + b"}")
         return Signature(signer, public) if is_signature(public, code, text) else None
 
-    def without(self, revoked: Collection[str]) -> Unsigned:
+    def without(self, revoked: Collection[str]) -> Authenticator:
         return Keyring(self.run_id, self.operator, self.grants, revoked) if revoked else self
 
     def holds(self, role: str) -> bool:
@@ -293,7 +294,7 @@ class Keyring(Unsigned):
         ]
 
 
-UNSIGNED = Unsigned()
+UNSIGNED = Authenticator()
 
 
 def _is_below_its_key(key: str, public: str) -> bool:

@@ -24,8 +24,8 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import HypothesisError, NotFoundError, RefusedError, StoreError, TryAgainError, UsageError
 from diloco_cli.events.bucket import tell_event
+from diloco_cli.quantities import format_duration, parse_duration
 from diloco_cli.runtime.registry import SUPERVISOR, noted_at, run_name
-from diloco_cli.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from diloco_cli.chaos.actions import JournalEntry

@@ -16,8 +16,8 @@ from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import DEVICE_VARIABLE, environment_value, set_environment
 from diloco_cli.errors import FencedError, TakenError, UsageError
+from diloco_cli.quantities import parse_count, parse_duration
 from diloco_cli.runtime.units import diloco_command
-from diloco_cli.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
     from diloco_cli.learner.parent import IslandNode, RankPlace

@@ -11,7 +11,7 @@ from diloco_cli.cli.arguments import JsonOption, foreground_store
 from diloco_cli.cli.output import ProgressLine, print_json, progress, talk
 from diloco_cli.environment import set_environment_default
 from diloco_cli.errors import UsageError
-from diloco_cli.units import format_count, format_size
+from diloco_cli.quantities import format_count, format_size
 
 if TYPE_CHECKING:
     from diloco_cli.corpus.index import Index, Shard

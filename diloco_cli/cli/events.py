@@ -28,7 +28,7 @@ from diloco_cli.cli.status import riding_out
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError, NotFoundError, escaped, suggestion
-from diloco_cli.units import parse_duration, time_text
+from diloco_cli.quantities import parse_duration, time_text
 
 if TYPE_CHECKING:
     from diloco_cli.events.event import Event

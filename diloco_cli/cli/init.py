@@ -21,7 +21,7 @@ from diloco_cli.config.codec import to_plain
 from diloco_cli.config.hardware import CPU
 from diloco_cli.errors import DilocoError, NotFoundError, UsageError, suggestion
 from diloco_cli.paths import templates_directory
-from diloco_cli.units import format_count, format_duration
+from diloco_cli.quantities import format_count, format_duration
 
 if TYPE_CHECKING:
     from diloco_cli.config.settings import Inventory, RunSettings

@@ -37,7 +37,7 @@ from diloco_cli.cli.arguments import (
 )
 from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.errors import DilocoError, RefusedError, StoreError, TryAgainError, UsageError
-from diloco_cli.units import format_duration, format_size
+from diloco_cli.quantities import format_duration, format_size
 
 if TYPE_CHECKING:
     from diloco_cli.protocol.log.records import RequestKind

@@ -24,8 +24,8 @@ from diloco_cli.cli.arguments import (
 )
 from diloco_cli.cli.output import print_json, progress, refuse_place, talk, writing_to
 from diloco_cli.errors import DataCheckError, UsageError, escaped
+from diloco_cli.quantities import format_size, parse_size
 from diloco_cli.randomness import seed as fresh_seed
-from diloco_cli.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from diloco_cli.inference.generation import Causal

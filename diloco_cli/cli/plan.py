@@ -14,7 +14,7 @@ from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import UsageError
 from diloco_cli.plots import save_svg
-from diloco_cli.units import parse_count, parse_duration, parse_price
+from diloco_cli.quantities import parse_count, parse_duration, parse_price
 
 if TYPE_CHECKING:
     from diloco_cli.forecast.fleet import SimulatedFleet

@@ -18,7 +18,7 @@ from diloco_cli.plan.remarks import some_of
 from diloco_cli.plan.renting import COUNTS, EGRESS_PER_GB, SPOT_MTBF_S, SPOT_RESTART_S, Rented, Renting
 from diloco_cli.plan.search import SEARCHED
 from diloco_cli.plots import Axis, Panel, panels_chart
-from diloco_cli.units import format_count, format_duration
+from diloco_cli.quantities import format_count, format_duration
 
 if TYPE_CHECKING:
     from diloco_cli.forecast.outlook import Rival

@@ -28,7 +28,7 @@ from diloco_cli.plan.planner import rounds_of
 from diloco_cli.plan.quality import expected_loss, unlike
 from diloco_cli.plan.remarks import SYNCHRONOUS, TAKES, WORTH_MORE, is_too_short, some_of, without_egress_price
 from diloco_cli.plots import bar_chart
-from diloco_cli.units import format_bandwidth, format_count, format_duration, format_size
+from diloco_cli.quantities import format_bandwidth, format_count, format_duration, format_size
 
 UNLIMITED = 10**6
 COLUMNS, WIDEST = 80, 100  # of the text of -v; of one screen

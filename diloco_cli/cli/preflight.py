@@ -27,12 +27,12 @@ from diloco_cli.launch.plan_files import config_of
 from diloco_cli.plan.candidates import not_launched
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.remarks import some_of
+from diloco_cli.quantities import format_count, format_size
 from diloco_cli.runtime.units import is_submitted
 from diloco_cli.store.open import check_credentials
 from diloco_cli.store.port import StoreGoneError
 from diloco_cli.store.url import examples, parse_url
 from diloco_cli.store.wrappers import Deadline
-from diloco_cli.units import format_count, format_size
 
 if TYPE_CHECKING:
     from diloco_cli.tasks.weights import Values

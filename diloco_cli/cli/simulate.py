@@ -16,8 +16,8 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import replace, to_plain
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.protocol.log.keys import EPOCHS, SYNCER, claims_prefix
+from diloco_cli.quantities import format_duration, parse_count, parse_duration, parse_time
 from diloco_cli.store.open import answers
-from diloco_cli.units import format_duration, parse_count, parse_duration, parse_time
 
 if TYPE_CHECKING:
     from diloco_cli.cli.arguments import OpenRun

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_cli.cli.output import table
 from diloco_cli.plots import Axis, Series, bar_chart, line_chart
-from diloco_cli.units import format_count, format_duration, format_size
+from diloco_cli.quantities import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from diloco_cli.forecast.bandwidth import BandwidthRow

@@ -34,6 +34,7 @@ from diloco_cli.protocol.actors.requests import is_at_rest
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunPhase, RunState
+from diloco_cli.quantities import format_duration
 from diloco_cli.runtime.consent import NamedHere, consented, stores_of, trust_of
 from diloco_cli.runtime.processes import is_started_by_diloco
 from diloco_cli.runtime.registry import (
@@ -72,7 +73,6 @@ from diloco_cli.store.open import open_store
 from diloco_cli.store.port import StoreUnavailableError
 from diloco_cli.store.retry import gone_after_s
 from diloco_cli.store.wrappers import Deadline
-from diloco_cli.units import format_duration
 
 UNKNOWN = "not by diloco: by a person, or by the kernel for want of memory"
 Show = Callable[[SupervisionEvent], None]

@@ -24,7 +24,7 @@ from msgspec import Meta, Struct, structs
 
 from diloco_cli.digests import DIGEST
 from diloco_cli.errors import UsageError, suggestion
-from diloco_cli.units import parse_bandwidth, parse_count, parse_duration, parse_egress, parse_price, parse_size
+from diloco_cli.quantities import parse_bandwidth, parse_count, parse_duration, parse_egress, parse_price, parse_size
 
 MAX_FILE_BYTES = 8_000_000
 AUTO = "auto"

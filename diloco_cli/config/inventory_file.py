@@ -37,7 +37,7 @@ from diloco_cli.config.hardware import (
 from diloco_cli.config.settings import RESERVED_NAMES, Inventory, IslandSettings, Link, MachineSettings
 from diloco_cli.environment import ALLOW_HTTP_VARIABLE, set_environment_default
 from diloco_cli.errors import UsageError, suggestion
-from diloco_cli.units import parse_bandwidth, parse_duration
+from diloco_cli.quantities import parse_bandwidth, parse_duration
 
 INVENTORY_VERSION = 1
 COMMENTED_EXAMPLE = "an inventory.yaml that explains every key: diloco init DIR --for several"

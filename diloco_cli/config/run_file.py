@@ -39,8 +39,8 @@ from diloco_cli.environment import environment_value, environment_with_prefix
 from diloco_cli.errors import UsageError, suggestion
 from diloco_cli.methods import CODECS
 from diloco_cli.paths import user_file
+from diloco_cli.quantities import format_count
 from diloco_cli.store.url import is_url, normalise_store_url, without_tilde
-from diloco_cli.units import format_count
 
 RUN_VERSION = 1
 PREFIX = "DILOCO_"

@@ -72,7 +72,7 @@ def permuted(places: Numbers, size: int, key: int) -> Numbers:
     """[n] int64 below `size` -> the same shape: a permutation of 0 to size - 1, chosen by `key`.
 
     A Feistel network permutes the numbers of an even count of bits; what falls outside is sent through it again
-    (cycle walking) until it is below `size`. Unsigned 64-bit integers alone: the same on every machine.
+    (cycle walking) until it is below `size`. Authenticator 64-bit integers alone: the same on every machine.
     """
     if size <= 1:
         return places

@@ -23,6 +23,7 @@ from typing import Literal, TypeVar
 from diloco_cli import clock
 from diloco_cli.clock import seconds_of
 from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
+from diloco_cli.quantities import format_bandwidth, format_duration, format_size
 from diloco_cli.randomness import nonce
 from diloco_cli.store.bucket import BucketStore, Retention
 from diloco_cli.store.open import open_store
@@ -39,7 +40,6 @@ from diloco_cli.store.port import (
 from diloco_cli.store.retry import Retrying, RetryingStore
 from diloco_cli.store.url import StoreKind, parse_url
 from diloco_cli.store.wrappers import Deadline, PrefixedStore, StoreWrapper, TimeBoxedStore, call_within
-from diloco_cli.units import format_bandwidth, format_duration, format_size
 
 CLEAN_UP_S = 6.0
 RACE_BYTES = 2000

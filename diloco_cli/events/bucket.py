@@ -17,10 +17,10 @@ from diloco_cli.errors import DilocoError, StoreError
 from diloco_cli.events.event import MAX_BATCH, MAX_BATCH_BYTES, Event, FreshEvent, Scalar, decode_batch, encode_batch
 from diloco_cli.protocol.log.keys import EVENTS, SYNCER, event_key, read_event_key
 from diloco_cli.protocol.log.metrics import RECENT_MERGES
+from diloco_cli.quantities import parse_time
 from diloco_cli.randomness import nonce
 from diloco_cli.store.open import answers, open_store
 from diloco_cli.store.port import Store
-from diloco_cli.units import parse_time
 
 EVALUATOR = "evaluator"
 WRITE_EVERY_S = 10.0  # for each unit

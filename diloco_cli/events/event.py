@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from diloco_cli.config.codec import parse_object
 from diloco_cli.protocol.log.metrics import REFUSED, MergeNote, Metrics, Note
-from diloco_cli.units import format_duration, parse_time, time_text
+from diloco_cli.quantities import format_duration, parse_time, time_text
 
 MAX_BATCH_BYTES = 1 << 16
 MAX_BATCH = 64  # events

@@ -28,11 +28,11 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.operations import Create, Operation, Steps
 from diloco_cli.protocol.log.records import Offer, ProcessClaim, RunFormat, encode
 from diloco_cli.protocol.log.state import RunPhase, RunState
+from diloco_cli.quantities import format_duration
 from diloco_cli.runtime.restart import RestartPolicy
 from diloco_cli.signing import OPERATOR
 from diloco_cli.store.port import StoreUnavailableError
 from diloco_cli.store.retry import pause_s
-from diloco_cli.units import format_duration
 from diloco_cli.virtual.world import LATENCY_S, Actor, VirtualLanes, World
 
 START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: runs in virtual time carry no real date

@@ -30,7 +30,7 @@ from diloco_cli.forecast.chips import (
 from diloco_cli.plan.candidates import restart_s
 from diloco_cli.plan.flow import drift_s
 from diloco_cli.plan.plan import Plan
-from diloco_cli.units import format_count
+from diloco_cli.quantities import format_count
 
 Method = Literal["data_parallel_no_elasticity", "data_parallel_elastic", "decoupled"]
 PUBLISHED = Constants(repair=Repair(scale_s=60.0, shape=1.3, exponent=1.2))

@@ -20,7 +20,7 @@ from diloco_cli.plan.plan import Plan, plan_digest
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.protocol.rules.capacity import SyncerMachine, merge_time
-from diloco_cli.units import format_duration
+from diloco_cli.quantities import format_duration
 from diloco_cli.virtual.world import World
 
 GB = 1e9

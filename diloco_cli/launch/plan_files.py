@@ -45,11 +45,11 @@ from diloco_cli.plan.plan import (
 from diloco_cli.plan.planner import make_plan, pins_of
 from diloco_cli.plan.search import SEARCHED
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
+from diloco_cli.quantities import parse_time
 from diloco_cli.signing import Secret
 from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here
 from diloco_cli.store.port import MAX_CONNECTIONS
 from diloco_cli.store.url import join_url
-from diloco_cli.units import parse_time
 
 UNKNOWN_SEQUENCE = 1  # so every batch is a whole number of sequences, and attention is counted as nearly free
 RUN_NAME, PLAN_KEPT = "run.yaml", "plan.json"

@@ -24,6 +24,7 @@ from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeart
 from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER, commit_key, heartbeat_key
 from diloco_cli.protocol.log.records import RecordError, RunFormat, decode
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.quantities import format_duration, format_size, parse_time
 from diloco_cli.runtime.daemon import Clock, perform
 from diloco_cli.runtime.registry import (
     SUPERVISOR,
@@ -37,12 +38,11 @@ from diloco_cli.runtime.registry import (
     run_directory,
 )
 from diloco_cli.runtime.units import UnitState
-from diloco_cli.signing import LOG, Unsigned, learner_signer
+from diloco_cli.signing import LOG, Authenticator, learner_signer
 from diloco_cli.store.open import answers
 from diloco_cli.store.port import ObjectStat, Store, StoreUnavailableError
 from diloco_cli.store.retry import LINE_EVERY_S
 from diloco_cli.store.url import parse_url
-from diloco_cli.units import format_duration, format_size, parse_time
 
 if TYPE_CHECKING:
     from diloco_cli.chaos.actions import JournalEntry
@@ -214,12 +214,12 @@ def _read(store: Store, key: str) -> tuple[bytes | None, ObjectStat | None]:
     return store.get(key, MAX_HEARTBEAT_BYTES), store.stat(key)
 
 
-def _is_strange(keyring: Unsigned, learner: str, key: str, data: bytes | None) -> bool:
+def _is_strange(keyring: Authenticator, learner: str, key: str, data: bytes | None) -> bool:
     return data is not None and genuine(keyring, learner_signer(learner), key, data) is None
 
 
 def _heard(
-    found: Found, keyring: Unsigned, names: Mapping[str, str], kind: type[Heartbeat], now_s: float
+    found: Found, keyring: Authenticator, names: Mapping[str, str], kind: type[Heartbeat], now_s: float
 ) -> dict[str, Heard[Heartbeat]]:
     """The genuine heartbeats by unit. `names`: the units by key."""
     heard = {}

@@ -34,7 +34,7 @@ from diloco_cli.observe.status import (
 )
 from diloco_cli.observe.unit_states import BAD, UNIT_STATES, WARNING
 from diloco_cli.protocol.log.metrics import Metrics, thinned
-from diloco_cli.units import format_count, format_duration, format_size
+from diloco_cli.quantities import format_count, format_duration, format_size
 
 GAP = "   "
 RECENT_LINES = 5

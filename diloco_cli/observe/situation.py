@@ -45,8 +45,8 @@ from diloco_cli.protocol.log.records import Island
 from diloco_cli.protocol.log.state import LearnerState, RunPhase, SyncerState
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine, shortest_slot
 from diloco_cli.protocol.rules.divergence import concern
+from diloco_cli.quantities import format_count, format_duration
 from diloco_cli.runtime.units import is_submitted, own_start
-from diloco_cli.units import format_count, format_duration
 
 STALLS_AFTER = 1.8  # times the expected time between two merges
 WRITTEN_S, SILENT_S = 8.0, 25.0

@@ -26,8 +26,8 @@ from diloco_cli.protocol.log.state import LearnerRecord, LearnerState, RunPhase,
 from diloco_cli.protocol.rules.belief import planned_rate
 from diloco_cli.protocol.rules.capacity import SlotTime
 from diloco_cli.protocol.rules.divergence import concern
+from diloco_cli.quantities import format_count, format_size
 from diloco_cli.runtime.consent import trust_of
-from diloco_cli.units import format_count, format_size
 
 DOUBTED = 0.05  # of a learner's stated tokens: less is chance
 FAR = 2.0  # times its planned speed, or a part of it as small

@@ -13,7 +13,7 @@ from diloco_cli.observe.situation import State
 from diloco_cli.observe.status import LearnerStatus, MirrorStatus, Status, StoreStatus, status_of, wall_seconds
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.units import format_duration, format_size
+from diloco_cli.quantities import format_duration, format_size
 
 GRADIENT_BYTES = 2  # data-parallel training exchanges bf16 gradients
 

@@ -44,8 +44,8 @@ from diloco_cli.protocol.rules.capacity import (
     shortest_slot,
 )
 from diloco_cli.protocol.rules.merging import max_rounds
+from diloco_cli.quantities import format_bandwidth, format_count, format_duration
 from diloco_cli.store.url import parse_url
-from diloco_cli.units import format_bandwidth, format_count, format_duration
 
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Schedule

@@ -73,7 +73,7 @@ from diloco_cli.plan.remarks import (
 )
 from diloco_cli.plan.search import MAX_WORK, SEARCHED, Search, loss_of, score, search, space_of, with_sync
 from diloco_cli.protocol.rules.capacity import most_learners
-from diloco_cli.units import format_count, format_duration
+from diloco_cli.quantities import format_count, format_duration
 
 AGAIN_WORK = 2_000  # evaluations of one island when a plan is made again with one thing changed
 

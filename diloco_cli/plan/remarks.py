@@ -55,7 +55,7 @@ from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Plan, 
 from diloco_cli.plan.search import FREE_HEADROOM, HEADROOM, LANES, LEAST_ROUNDS, loss_of, score
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
 from diloco_cli.protocol.rules.quorum import covering_slots
-from diloco_cli.units import format_bandwidth, format_count, format_duration
+from diloco_cli.quantities import format_bandwidth, format_count, format_duration
 
 MAX_NAMES = 6
 

@@ -26,10 +26,10 @@ from diloco_cli.protocol.log.keys import commit_key, number_of
 from diloco_cli.protocol.log.metrics import Metrics, thinned
 from diloco_cli.protocol.log.records import RunFormat, record_digest
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.quantities import parse_time
 from diloco_cli.runtime.daemon import commits_ahead
 from diloco_cli.signing import body_of
 from diloco_cli.store.port import Store
-from diloco_cli.units import parse_time
 
 MAX_POINTS = 2000
 MAX_MARKS = 2000

@@ -15,9 +15,9 @@ from diloco_cli.errors import escaped
 from diloco_cli.events.event import EVENT_KINDS
 from diloco_cli.observe.situation import TROUBLE
 from diloco_cli.plots import COLOURS, FAINT, FAULT, GRID, INK, Axis, as_html, drawn, set_up, short_number
+from diloco_cli.quantities import format_count, format_duration, format_size
 from diloco_cli.report.history import RESTART, RunHistory, Stretch, rates, stretches
 from diloco_cli.report.numbers import Report
-from diloco_cli.units import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

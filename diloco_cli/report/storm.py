@@ -16,8 +16,8 @@ from diloco_cli.chaos.storm import Storm, Strike
 from diloco_cli.events.event import KINDS
 from diloco_cli.faults import FIGURES, SUPERVISOR, SYNCER, VERIFY, hypothesis_of
 from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.quantities import format_count, format_duration, parse_duration
 from diloco_cli.report.history import RESTART, Mark, MergePoint, RunHistory
-from diloco_cli.units import format_count, format_duration, parse_duration
 
 SETTLING_ROUNDS, LEAST_ROUNDS = 2, 4  # after a start or a fault; of a steady stretch
 LONGEST_S = 600.0  # of that, beside a shorter storm

@@ -25,9 +25,9 @@ from typing import Literal, TypeVar
 from diloco_cli import clock, randomness
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
+from diloco_cli.quantities import parse_duration
 from diloco_cli.store.port import Store, StoreForbiddenError, StoreGoneError
 from diloco_cli.store.wrappers import StoreWrapper
-from diloco_cli.units import parse_duration
 
 SHORTEST_PAUSE_S = 0.2
 MAX_PAUSE_S = 20.0

@@ -20,9 +20,9 @@ from functools import partial
 from typing import TypeVar
 
 from diloco_cli import randomness
+from diloco_cli.quantities import format_duration
 from diloco_cli.store.port import IS_GENTLE, StoreUnavailableError
 from diloco_cli.store.retry import pause_s
-from diloco_cli.units import format_duration
 
 CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 30.0

@@ -24,6 +24,7 @@ from typing import TypeVar
 from diloco_cli import clock, randomness
 from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.paths import UnreadableError, read_json, write_json
+from diloco_cli.quantities import format_duration
 from diloco_cli.store.port import (
     Created,
     Exists,
@@ -34,7 +35,6 @@ from diloco_cli.store.port import (
     check_key,
     check_prefix,
 )
-from diloco_cli.units import format_duration
 
 T = TypeVar("T")
 CUT = 0.8  # of the pace, by one refusal

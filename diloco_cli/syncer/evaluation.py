@@ -23,6 +23,7 @@ from diloco_cli.errors import DilocoError
 from diloco_cli.events.bucket import EVALUATOR, WRITE_EVERY_S, tell_event
 from diloco_cli.protocol.actors.syncer import FINAL_EVALUATION_S
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.quantities import format_duration
 from diloco_cli.runtime.daemon import say
 from diloco_cli.runtime.units import diloco_command
 from diloco_cli.store.port import Store
@@ -30,7 +31,6 @@ from diloco_cli.syncer.arithmetic import load_versions
 from diloco_cli.tasks.build import Data, build_data, build_model, losses_of, tried
 from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.tensors.flat import bare_tensors
-from diloco_cli.units import format_duration
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
 NICENESS = 10

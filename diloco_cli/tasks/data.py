@@ -35,10 +35,10 @@ from diloco_cli.corpus.token_files import one_for_half, refuse_no_token, refuse_
 from diloco_cli.corpus.tokenizing import shards_of_text
 from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, UsageError
 from diloco_cli.paths import install_hint, user_cache_directory
+from diloco_cli.quantities import format_count
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store, StoreGoneError
 from diloco_cli.store.retry import RetryingStore
-from diloco_cli.units import format_count
 
 HELD_OUT_ONE_IN = 20  # files of the text
 SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "__pycache__", "lib2to3", "ensurepip"})

@@ -23,7 +23,7 @@ from diloco_cli.forecast.run import LONG
 from diloco_cli.launch.plan_files import read_plan, resolve
 from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.planner import make_plan, rivals
-from diloco_cli.units import parse_count
+from diloco_cli.quantities import parse_count
 from tests.benchmarks.plan import RUN, islands
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"

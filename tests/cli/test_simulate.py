@@ -19,9 +19,9 @@ from diloco_cli.forecast.run import simulated
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, incarnation_key
 from diloco_cli.protocol.rules.capacity import SyncerMachine
+from diloco_cli.quantities import time_text
 from diloco_cli.signing import LOG
 from diloco_cli.store.open import open_store
-from diloco_cli.units import time_text
 from tests.benchmarks.pace import make_run
 from tests.cli.bucket import make_bucket
 from tests.forked import ROOT, run_diloco

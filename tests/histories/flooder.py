@@ -15,7 +15,7 @@ from diloco_cli.protocol.log.keys import (
     offer_key,
 )
 from diloco_cli.protocol.log.records import Island, Join, Offer, ProcessClaim, encode
-from diloco_cli.signing import Unsigned, learner_signer
+from diloco_cli.signing import Authenticator, learner_signer
 from tests.histories.options import BATCH_TOKENS, with_key
 from tests.histories.outsiders import Outsider
 from tests.histories.replayer import FLOODER
@@ -39,9 +39,9 @@ class Flooder(Outsider):
         history.monitor.suspects.add(FLOODER)
         self.piled = self.incarnation = self.seq = 0
         self.looped = False
-        self._keyrings: dict[tuple[str, int], Unsigned] = {}
+        self._keyrings: dict[tuple[str, int], Authenticator] = {}
 
-    def keyring(self, name: str) -> Unsigned:
+    def keyring(self, name: str) -> Authenticator:
         signer = learner_signer(name)
         made = self.history.nemesis.keys_made[signer]
         if (signer, made) not in self._keyrings:

@@ -40,6 +40,7 @@ from diloco_cli.protocol.log.keys import is_name, read_inner_key
 from diloco_cli.protocol.log.records import Offer, ProcessClaim, Request, decode, encode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.merging import is_well_formed, refusal
+from diloco_cli.quantities import parse_bandwidth, parse_count, parse_duration, parse_egress, parse_price
 from diloco_cli.runtime.processes import Identity
 from diloco_cli.signing import Secret
 from diloco_cli.store.gcs import GCSStore
@@ -50,7 +51,6 @@ from diloco_cli.syncer.evaluation import read_answer
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.merge import delta_formats
 from diloco_cli.training.inner import restore_inner_state
-from diloco_cli.units import parse_bandwidth, parse_count, parse_duration, parse_egress, parse_price
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, fleet
 from tests.unit.plan.fleets import RUN as PLANNED_RUN
 from tests.unit.protocol.records import RUN, applied, commit, genesis, offer, output

@@ -17,7 +17,7 @@ from diloco_cli.environment import environment_with
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "diloco_cli"
 LAYERS: list[set[str]] = [
-    {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout", "plots"}
+    {"errors", "clock", "environment", "randomness", "paths", "quantities", "digests", "layout", "plots"}
     | {"signing", "formulas", "methods"},
     {"store"},
     {"config"},

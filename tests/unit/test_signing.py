@@ -7,16 +7,16 @@ import zlib
 import pytest
 
 from diloco_cli.protocol.log.records import RecordError, decode, encode, record_digest
-from diloco_cli.signing import LOG, MAX_PLAIN_BYTES, PLAIN_BYTES, Checksummed, Secret, Unsigned, body_of, unpacked
+from diloco_cli.signing import LOG, MAX_PLAIN_BYTES, PLAIN_BYTES, Authenticator, Checksummed, Secret, body_of, unpacked
 
 KEY = "commit/000000000001.json"
 SECRET = Secret("an operator's secret of this test, long enough", "here")
-KEYRINGS = [Unsigned(), Checksummed("run"), SECRET.keyring("run")]
+KEYRINGS = [Authenticator(), Checksummed("run"), SECRET.keyring("run")]
 LONG = {"text": "0123456789" * (PLAIN_BYTES // 10)}
 
 
 @pytest.mark.parametrize("keyring", KEYRINGS)
-def test_a_long_record_is_compressed_and_reads_as_it_was(keyring: Unsigned) -> None:
+def test_a_long_record_is_compressed_and_reads_as_it_was(keyring: Authenticator) -> None:
     data = keyring.sign(LOG, KEY, encode(LONG))
     assert len(data) < PLAIN_BYTES and data[:1] != b"{"
     assert keyring.authenticates(LOG, KEY, data)
@@ -26,7 +26,7 @@ def test_a_long_record_is_compressed_and_reads_as_it_was(keyring: Unsigned) -> N
 
 
 @pytest.mark.parametrize("keyring", KEYRINGS)
-def test_a_short_record_stays_readable(keyring: Unsigned) -> None:
+def test_a_short_record_stays_readable(keyring: Authenticator) -> None:
     assert keyring.sign(LOG, KEY, encode({"a": 1})).startswith(b'{"a":1')
 
 

@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.records import Offer, Outcome, RecordError, RunForm
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.merging import Eligibility, is_well_formed
 from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, guessed_request_s, next_request_s
-from diloco_cli.signing import Unsigned
+from diloco_cli.signing import Authenticator
 
 MAX_OFFERS_PER_POLL = 8  # of one learner: a flood must not starve the others
 MAX_BYTES_PER_POLL = 1 << 20  # of one learner's offers, for the same reason; the last of a portion may go beyond it
@@ -53,7 +53,7 @@ class PolledMailbox:
     further_s: float = -inf
     is_overdue: bool = False
 
-    def look(self, keyring: Unsigned) -> Steps[FoundOffer]:
+    def look(self, keyring: Authenticator) -> Steps[FoundOffer]:
         """Look for the next offer."""
         found = yield from next_offer(keyring, self.learner, self.incarnation, self.next_seq, self.is_overdue)
         self.is_overdue = found.damaged  # several may be lost together

@@ -37,7 +37,7 @@ from diloco_cli.protocol.log.records import (
     get_named,
 )
 from diloco_cli.protocol.log.state import LearnerRecord, LearnerState, RunState
-from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
+from diloco_cli.signing import UNSIGNED, Authenticator, learner_signer
 
 WAIT_FOR_GENESIS_S = 0.1
 HEARD_WITHIN_S, LOOK_AGAIN_S = 8.0, 0.5  # a living learner writes a heartbeat every 3 s
@@ -114,7 +114,7 @@ def refuse_beside_living(run: RunFormat, learner: str) -> Steps[None]:
         )
 
 
-def _last_heartbeat(keyring: Unsigned, learner: str) -> Steps[LearnerHeartbeat | None]:
+def _last_heartbeat(keyring: Authenticator, learner: str) -> Steps[LearnerHeartbeat | None]:
     key = heartbeat_key(learner)
     data = genuine(keyring, learner_signer(learner), key, (yield Get(key, MAX_HEARTBEAT_BYTES)))
     try:
@@ -124,7 +124,7 @@ def _last_heartbeat(keyring: Unsigned, learner: str) -> Steps[LearnerHeartbeat |
 
 
 def _newest_offers(
-    keyring: Unsigned, known: LearnerRecord, learner: str, predecessors: Sequence[int]
+    keyring: Authenticator, known: LearnerRecord, learner: str, predecessors: Sequence[int]
 ) -> Steps[dict[int, Offer]]:
     """The last offer of each predecessor that has published any, where this is `known` of the learner. Each incarnation
     began after what those MAX_PREDECESSORS before it had published, so these are enough, and the floor's; if an older
@@ -135,7 +135,7 @@ def _newest_offers(
     return {number: offer for number, offer in zip(earlier, newest, strict=True) if offer is not None}
 
 
-def _newest_offer(keyring: Unsigned, learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:
+def _newest_offer(keyring: Authenticator, learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:
     """The last offer of an incarnation: offers are dense, so the walk starts at the last one known to be settled."""
     newest: Offer | None = None
     seq = max(0, settled - 1)
@@ -148,7 +148,7 @@ def _newest_offer(keyring: Unsigned, learner: str, incarnation: int, settled: in
         seq += 1
 
 
-def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps[bytes]:
+def publish(offer: Offer, payload: bytes, keyring: Authenticator = UNSIGNED) -> Steps[bytes]:
     """Write the payload, if there is one, then the offer that names it. Returns the offer's bytes. FencedError if
     another process with the learner's key has written this offer. If a stranger's object is in the way, the offer is as
     good as damaged, and refused: its progress goes into the next one."""

@@ -44,7 +44,7 @@ from diloco_cli.protocol.log.records import (
     read_signed,
 )
 from diloco_cli.protocol.log.state import RunPhase, RunState
-from diloco_cli.signing import Unsigned, learner_signer
+from diloco_cli.signing import Authenticator, learner_signer
 
 LOOK_AGAIN_S = 0.5
 ASK_ANEW_S = 15.0  # while a syncer serves: the request may lie behind many others
@@ -211,7 +211,7 @@ class JoinQueue:
         named = read_join_key(key)
         return named is not None and named[1] == self._epoch and run.island(named[0]) is None
 
-    def _read(self, key: str, keyring: Unsigned) -> Steps[FoundJoin | None]:
+    def _read(self, key: str, keyring: Authenticator) -> Steps[FoundJoin | None]:
         """The request, if it is a genuine one of the island that its key names."""
         named = read_join_key(key)
         assert named is not None

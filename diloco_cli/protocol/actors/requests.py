@@ -48,7 +48,7 @@ from diloco_cli.protocol.log.records import (
 )
 from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.protocol.rules.merging import why_not_quarantined
-from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned, is_public_key
+from diloco_cli.signing import OPERATOR, UNSIGNED, Authenticator, is_public_key
 
 
 def back_to(
@@ -214,7 +214,7 @@ def ask(
     learner: str | None = None,
     to: int | None = None,
     revoke: str | None = None,
-    keyring: Unsigned = UNSIGNED,
+    keyring: Authenticator = UNSIGNED,
 ) -> Steps[int]:
     """Write a request under the next free number, which is returned."""
     strangers = 0

@@ -47,7 +47,7 @@ from diloco_cli.protocol.log.records import (
     read_signed,
 )
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.signing import LOG, OPERATOR, Keyring, Secret, Unsigned, is_certified, learner_signer, public_key
+from diloco_cli.signing import LOG, OPERATOR, Authenticator, Keyring, Secret, is_certified, learner_signer, public_key
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def certificate_record(run_id: str, secret: Secret, signer: str, public: str) ->
     return key, secret.keyring(run_id).sign(OPERATOR, key, encode(record))
 
 
-def certificate_in(keyring: Unsigned, key: str, data: bytes) -> Certificate | None:
+def certificate_in(keyring: Authenticator, key: str, data: bytes) -> Certificate | None:
     """The certificate in an object, if the operator has given it: its code tells, whoever has written the object."""
     try:
         said = decode(Certificate, data, key)
@@ -77,7 +77,7 @@ def certificate_in(keyring: Unsigned, key: str, data: bytes) -> Certificate | No
     return said if is_certified(keyring.operator, keyring.run_id, said.signer, said.public, said.code) else None
 
 
-def own_certificate(keyring: Unsigned, signer: str) -> tuple[str, bytes] | None:
+def own_certificate(keyring: Authenticator, signer: str) -> tuple[str, bytes] | None:
     """Key and bytes of the certificate with which this process signs as `signer`; None in an unsigned run."""
     grant = keyring.grants.get(signer) if isinstance(keyring, Keyring) else None
     if grant is None:
@@ -155,7 +155,7 @@ class OccupiedError(DataCheckError):
 class LearnerKeys:
     """The fingerprints of the keys that the operator has certified for learners, as far as one bucket tells."""
 
-    keyring: Unsigned
+    keyring: Authenticator
     known: dict[str, set[int]] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
 
@@ -196,14 +196,14 @@ class LearnerKeys:
 class ClaimWatch:
     """Looks for newer claims of one learner under one key, at few requests a look. `newest`: the newest known one."""
 
-    def __init__(self, keyring: Unsigned, learner: str, key: int, newest: int) -> None:
+    def __init__(self, keyring: Authenticator, learner: str, key: int, newest: int) -> None:
         self.keyring, self.learner, self.key, self.newest = keyring, learner, key, newest
         self.last = newest  # the furthest number under which anything lies, as far as is known
         self.taken = [range(newest, newest + 1)] if newest > 0 else []  # such numbers
         self._looks = 0
 
     @classmethod
-    def beside(cls, keyring: Unsigned, learner: str, key: int, incarnation: int) -> ClaimWatch:
+    def beside(cls, keyring: Authenticator, learner: str, key: int, incarnation: int) -> ClaimWatch:
         """For the claims under this key that come after an incarnation, perhaps one under another key."""
         return cls(keyring, learner, key, number_of(incarnation) - (key_of(incarnation) != key))
 
@@ -252,7 +252,7 @@ class Claimed:
     earlier: tuple[int, ...]
 
 
-def claim_incarnation(keyring: Unsigned, learner: str, claim: ProcessClaim, floor: int = 0) -> Steps[Claimed]:
+def claim_incarnation(keyring: Authenticator, learner: str, claim: ProcessClaim, floor: int = 0) -> Steps[Claimed]:
     """Claim the first number above all claims of the learner's keys, and above the log's `floor`."""
     signer, keys = learner_signer(learner), LearnerKeys(keyring)
     own = fingerprint(keyring.public(signer))
@@ -290,7 +290,7 @@ class FoundOffer:
 
 
 def next_offer(
-    keyring: Unsigned, learner: str, incarnation: int, seq: int, is_overdue: bool = False
+    keyring: Authenticator, learner: str, incarnation: int, seq: int, is_overdue: bool = False
 ) -> Steps[FoundOffer]:
     """Look for the offer of this number. A learner publishes its offers one after the other, so a genuine one behind
     up to DAMAGED_IN_A_ROW damaged ones shows that these were published, too. So are lost ones, which are no sign of it
@@ -304,7 +304,9 @@ def next_offer(
     return FoundOffer(again, damaged=again is None)
 
 
-def _is_published_beyond(keyring: Unsigned, learner: str, incarnation: int, seq: int, is_overdue: bool) -> Steps[bool]:
+def _is_published_beyond(
+    keyring: Authenticator, learner: str, incarnation: int, seq: int, is_overdue: bool
+) -> Steps[bool]:
     later = range(seq + 1, seq + 1 + DAMAGED_IN_A_ROW)
     if is_overdue:
         read = yield from together([_read_offer(keyring, learner, incarnation, number) for number in later])
@@ -317,7 +319,7 @@ def _is_published_beyond(keyring: Unsigned, learner: str, incarnation: int, seq:
 
 
 def _read_offer(
-    keyring: Unsigned, learner: str, incarnation: int, seq: int, same: int = 2
+    keyring: Authenticator, learner: str, incarnation: int, seq: int, same: int = 2
 ) -> Steps[tuple[bool, bytes | None]]:
     """Whether anything lies under this number, and the offer's genuine bytes."""
     signer, key = learner_signer(learner), offer_key(learner, incarnation, seq)

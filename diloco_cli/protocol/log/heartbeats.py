@@ -14,7 +14,7 @@ from diloco_cli.layout import Layout
 from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER, SYNCER, heartbeat_key
 from diloco_cli.protocol.log.operations import MAX_AT_ONCE
 from diloco_cli.protocol.log.records import RecordError, decode_plain, encode
-from diloco_cli.signing import LOG, Unsigned
+from diloco_cli.signing import LOG, Authenticator
 
 MAX_HEARTBEAT_BYTES = 1 << 16
 FORGOTTEN = 0.005  # per heartbeat: an outage is forgotten within the hour, while slow merges recur
@@ -37,17 +37,17 @@ def tolerated_s(least_s: float, slowest_s: float, layout: Layout) -> float:
     return max(least_s, LONGER_THAN_USUAL * min(slowest_s, MAX_SLOWEST_S + moving_s(layout)))
 
 
-def sealed(keyring: Unsigned, role: str, key: str, heartbeat: object) -> bytes:
+def sealed(keyring: Authenticator, role: str, key: str, heartbeat: object) -> bytes:
     """The bytes to write under this key, by a process that signs as `role`."""
     return keyring.sign(role, key, encode(heartbeat))
 
 
-def genuine(keyring: Unsigned, role: str, key: str, data: bytes | None) -> bytes | None:
+def genuine(keyring: Authenticator, role: str, key: str, data: bytes | None) -> bytes | None:
     """The heartbeat that lies under this key; None if it is not of a process that may sign as `role`."""
     return data if data is not None and keyring.authenticates(role, key, data) else None
 
 
-def of_syncer(keyring: Unsigned, data: bytes | None) -> bytes | None:
+def of_syncer(keyring: Authenticator, data: bytes | None) -> bytes | None:
     return genuine(keyring, LOG, heartbeat_key(SYNCER), data)
 
 

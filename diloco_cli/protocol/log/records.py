@@ -23,7 +23,7 @@ from diloco_cli.errors import DataCheckError, DilocoError
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.operations import Create, Get, Steps
-from diloco_cli.signing import MAX_TAIL_BYTES, UNSIGNED, Signing, Unsigned, body_of, unpacked
+from diloco_cli.signing import MAX_TAIL_BYTES, UNSIGNED, Authenticator, Signing, body_of, unpacked
 from diloco_cli.store.port import HOLDER_BYTES, Created
 
 SCHEMA = 7  # of records: norms, revoked keys, one key an epoch, jumps of the loss, islands that join together
@@ -102,7 +102,7 @@ class RunFormat:
     signing: Signing | None = None
     checksums: bool = False
     plan: str = ""
-    keyring: Unsigned = field(default=UNSIGNED, compare=False, repr=False, metadata={"local": True})
+    keyring: Authenticator = field(default=UNSIGNED, compare=False, repr=False, metadata={"local": True})
     kept: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"local": True})
 
     def keep(self, key: str, data: bytes) -> None:
@@ -504,7 +504,7 @@ def _require_canonical(is_canonical: bool, where: str) -> None:
 LOOKS = 4  # reads of an object that seems damaged: the damage may be in the read
 
 
-def read_signed(keyring: Unsigned, signer: str, key: str, same: int = 2) -> Steps[bytes | None]:
+def read_signed(keyring: Authenticator, signer: str, key: str, same: int = 2) -> Steps[bytes | None]:
     """A record's bytes. Bytes that are not authentic may have been damaged in the read: they are read again until they
     are authentic, or the same `same` times in a row."""
     data: bytes | None = yield Get(key, MAX_RECORD_BYTES)
@@ -529,7 +529,7 @@ def get_named(key: str, named: str, max_bytes: int) -> Steps[bytes | str]:
     return "has other bytes than the log says"
 
 
-def create_signed(keyring: Unsigned, signer: str, key: str, mine: bytes, same: int = 2) -> Steps[bytes]:
+def create_signed(keyring: Authenticator, signer: str, key: str, mine: bytes, same: int = 2) -> Steps[bytes]:
     """Create a record, and return the bytes that then lie under the key: `mine`, or the record that was there before.
     The bytes in the store's answer may be damaged, so others than `mine` are checked and read again. `same`: see
     read_signed."""

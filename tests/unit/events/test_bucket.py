@@ -24,9 +24,9 @@ from diloco_cli.events.bucket import (
 from diloco_cli.events.event import MAX_BATCH, Event, FreshEvent, decode_batch, encode_batch, events_of
 from diloco_cli.protocol.log.keys import event_key, read_event_key
 from diloco_cli.protocol.log.metrics import Metrics, Note
+from diloco_cli.quantities import parse_time, time_text
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists, ObjectStat
-from diloco_cli.units import parse_time, time_text
 from tests.waiting import wait_until
 
 AT_S = 1_800_000_000.0

@@ -18,7 +18,7 @@ from diloco_cli.events.event import (
 )
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
-from diloco_cli.units import time_text
+from diloco_cli.quantities import time_text
 
 AT_S = 1_800_000_000.0
 

@@ -15,7 +15,7 @@ from diloco_cli.plan.frontier import BETTER, frontier
 from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.planner import outline
 from diloco_cli.plan.quality import Measured
-from diloco_cli.units import parse_duration
+from diloco_cli.quantities import parse_duration
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, OLD, RUN, SPOT, fleet
 
 TRIALS = tuple(Measured(islands, 200, "adamw", 100_000, 20.0, 1.0, None, 1, 24, "rebase") for islands in (2, 4))

@@ -28,7 +28,7 @@ from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.planner import explain, make_plan
 from diloco_cli.plan.search import SEARCHED, search
-from diloco_cli.units import format_count
+from diloco_cli.quantities import format_count
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, OLD, RUN, SLOW_UP, SPOT, fleet, island, with_sync
 
 

@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
 from diloco_cli.protocol.log.records import RecordError, encode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions import Mirror, RegionStoppedError
-from diloco_cli.signing import NOBODY, Signature, Unsigned
+from diloco_cli.signing import NOBODY, Authenticator, Signature
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.virtual.world import LATENCY_S, Actor
 from tests.faulty_world import FaultyWorld
@@ -129,7 +129,7 @@ def test_a_region_that_is_complete_costs_a_few_reads_at_any_age() -> None:
     assert len(bench.reads) <= 2 * 10 + 20
 
 
-class NotJunk(Unsigned):
+class NotJunk(Authenticator):
     def signature(self, role: str, key: str, data: bytes) -> Signature | None:
         return None if data == b"junk" else NOBODY
 

@@ -17,6 +17,7 @@ from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import commit_key, event_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.quantities import parse_time
 from diloco_cli.report.history import (
     MAX_POINTS,
     RESTART,
@@ -31,7 +32,6 @@ from diloco_cli.report.history import (
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.units import parse_time
 from tests.benchmarks import resume
 from tests.unit.protocol.records import KINDS, applied, output
 

@@ -19,7 +19,7 @@ from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import COMMITS_KEPT, RecordError, RunFormat, encode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.daemon import SystemClock, perform
-from diloco_cli.signing import LOG, OPERATOR, Checksummed, Keyring, Secret, SignatureError, Signing, Unsigned
+from diloco_cli.signing import LOG, OPERATOR, Authenticator, Checksummed, Keyring, Secret, SignatureError, Signing
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import StoreForbiddenError
 from tests.unit.protocol.records import commit, genesis, make_run
@@ -40,7 +40,7 @@ kinds_of_run = pytest.mark.parametrize("kind", KEYRINGS)
 kinds_of_look = pytest.mark.parametrize("look", ["serve", "follow"])
 
 
-def log_of(commits: int, keyring: Unsigned | None = None, **fields: Any) -> tuple[RunFormat, MemoryStore]:
+def log_of(commits: int, keyring: Authenticator | None = None, **fields: Any) -> tuple[RunFormat, MemoryStore]:
     """A run as its syncer has it, and its bucket."""
     keyring = keyring or Checksummed("id")
     signing = Signing(keyring.operator) if isinstance(keyring, Keyring) else None
