@@ -22,7 +22,6 @@ from diloco_cli.observe.unit_states import (
     GOOD,
     LEFT,
     LOST,
-    LOST_S,
     QUARANTINED,
     STARTS_WITHIN_S,
     STEPS,
@@ -35,6 +34,7 @@ from diloco_cli.observe.unit_states import (
     learner_state,
     syncer_here,
     syncer_state,
+    will_take_over,
 )
 from diloco_cli.plan.link import connections_of, machine_text, measured_by
 from diloco_cli.protocol.log.health import REASONS
@@ -111,7 +111,7 @@ class Look:
         self.syncer = syncer_state(facts, local)
         self.expected_s, self.idle_s = expected_slot_s(facts), idle_s(facts)
         self.starts = starts(facts)
-        waits = any(heard.age_s <= LOST_S for heard in facts.standbys.values())
+        waits = any(will_take_over(heard) for heard in facts.standbys.values())
         paused = self.here is not None and self.here.condition == "paused"
         comes_back = self.syncer == LearnerState.RECOVERING or paused
         self.unserved = self.syncer in SYNCER_GONE and not waits and not comes_back
@@ -483,7 +483,7 @@ def _clauses(*texts: str) -> str:
 def _syncers_end(look: Look) -> str:
     """In words: what has become of the syncer, and whether a standby will take over."""
     facts, here = look.facts, look.here
-    waiting = [name for name, heard in sorted(facts.standbys.items()) if heard.age_s <= LOST_S]
+    waiting = [name for name, heard in sorted(facts.standbys.items()) if will_take_over(heard)]
     account = "" if here is None else here.account(None if facts.syncer is None else facts.syncer.age_s)
     if account:
         who = f"no syncer serves: {account}"
@@ -608,7 +608,6 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(State.STARTING, lambda it: it.starts and not it.overdue, _awaited),
     _stall(lambda it: it.local.full, lambda it: it.local.full, ""),
     _stall(lambda it: it.no_syncer, _syncers_end, _brings_syncer_back),
-    _stall(lambda it: it.syncer == SyncerState.CLAIMING, lambda it: it.stated, ""),
     _stall(
         lambda it: (
             it.facts.syncer is not None and it.facts.syncer.heartbeat.wants and not it.facts.syncer.heartbeat.epoch

@@ -67,6 +67,11 @@ UNIT_STATES: dict[str, Word] = {
 }
 
 
+def will_take_over(standby: Heard[SyncerHeartbeat]) -> bool:
+    """Whether this standby lives; while it loads what a syncer needs, it says nothing."""
+    return standby.age_s <= (STARTS_WITHIN_S if standby.heartbeat.state == StandbyState.CLAIMING else LOST_S)
+
+
 def aged(state: str, age_s: float, lost_s: float = LOST_S) -> str:
     return LOST if age_s > lost_s else SUSPECT if age_s > SUSPECT_S else state
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from diloco_cli.clock import sleep_s, utc_now_text
-from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
+from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.events.bucket import tell_event
-from diloco_cli.protocol.actors.standby import HEARTBEAT_EVERY_S, Standby
+from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, ProcessClaim
 from diloco_cli.randomness import jitter
 from diloco_cli.runtime.consent import NamedHere, consented, signing_secret, stores_of
@@ -56,14 +55,12 @@ def run_standby(
         import diloco_cli.syncer.daemon  # noqa: F401
     claim = own_claim()
     held: dict[str, bytes] = {}
-    takeover = _wait(url, name, instead_of, claim, stop, here, held, alike)
-    if takeover is None:
+    reason = _wait(url, name, instead_of, claim, stop, here, held, alike)
+    if reason is None:
         say(f"{utc_now_text()} {name}: the run is over")
         return 0
-    reason, announce = takeover
     say(f"{utc_now_text()} {reason}")
-    with _repeated(announce):
-        from diloco_cli.syncer.daemon import serve_run  # torch, half a minute on a busy machine: elsewhere only now
+    from diloco_cli.syncer.daemon import serve_run
 
     return serve_run(url, stop, claim, rebuild, here, name, reason, held)
 
@@ -77,9 +74,8 @@ def _wait(
     here: NamedHere,
     held: dict[str, bytes],
     alike: bool,
-) -> tuple[str, Callable[[], None]] | None:
-    """(why it takes over, what tells the others so once more); None if the run is over. `held`: gets the records that
-    it has read."""
+) -> str | None:
+    """`held`: gets the records that it has read."""
     meter, store, _, clock = opened(url, stop, f"{name}: ")
     process = psutil.Process()
 
@@ -104,31 +100,18 @@ def _wait(
         begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None
         consented(run, url, here, stores_of(run), code=begins)  # or what it needs would be refused at the takeover
         say(f"{utc_now_text()} {name}: stands by for run {run.name}")
-        waiting = Standby(run, claim, name, jitter(), instead_of, facts, tell, alike)
-        reason = perform(waiting.wait(), store, clock, tries_once=meter)
+        waiting = Standby(run, claim, name, jitter(), instead_of, facts, tell, alike, _load)
+        return perform(waiting.wait(), store, clock, tries_once=meter)
     except (StoreError, NoSpaceError):
         stop.check()  # a stop ends the retries of a failing store: that is no failure of this standby
         raise
-    return None if reason is None else (reason, lambda: perform(waiting.announce(), store, clock, tries_once=meter))
 
 
-@contextmanager
-def _repeated(announce: Callable[[], None]) -> Iterator[None]:
-    """Again and again while the body runs, beside it."""
-    done = threading.Event()
+def _load() -> Steps[None]:
+    """Torch: elsewhere only when it takes over."""
+    import diloco_cli.syncer.daemon  # noqa: F401
 
-    def work() -> None:
-        while not done.wait(HEARTBEAT_EVERY_S):
-            with suppress(DilocoError):  # the syncer's own calls will tell
-                announce()
-
-    thread = threading.Thread(target=work, name="announcing", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    yield from ()
 
 
 def _leave_with_host(stop: StopSignal) -> None:

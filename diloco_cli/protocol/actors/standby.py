@@ -36,6 +36,7 @@ from diloco_cli.signing import LOG
 SPREAD = 0.5  # of the patience, drawn at random: two standbys rarely take over at once
 POLL_S = 2.0
 PROMPT_S = 3.0  # within this time a standby takes over a run that no syncer serves yet
+HEARD_WITHIN_S = 7.0  # whoever has begun to serve, and lives, is heard twice
 FIRST_SYNCER_S = 45.0  # which a new run's own syncer may take to start, on a busy machine
 HEARTBEAT_EVERY_S = 6.0
 MAX_DOUBLINGS = 6
@@ -92,11 +93,17 @@ class Silence:
         return True
 
 
+def nothing() -> Steps[None]:
+    yield from ()
+
+
 @dataclass
 class Standby:
     """One standby process. `instead_of`: the pid of its predecessor on this host, which the supervisor knows to be
     dead; if that predecessor served, the standby takes over at once. `alike`: the run has no syncer unit beside its
-    standbys. `facts`: further fields of its heartbeat; `tell`: takes which records it has put back."""
+    standbys. `facts`: further fields of its heartbeat; `tell`: takes which records it has put back. `load`: gets what
+    a syncer needs; on a busy machine or a slow disk that takes longer than others wait, so it comes before the takeover
+    is told, and the syncer is looked for once more after it."""
 
     run: RunFormat
     claim: ProcessClaim
@@ -106,9 +113,9 @@ class Standby:
     facts: Callable[[], dict[str, Any]] = dict
     tell: Callable[[str], None] = lambda text: None
     alike: bool = False
+    load: Callable[[], Steps[None]] = nothing
     doing: StandbyState = field(default=StandbyState.STANDING_BY, init=False)
     _next_heartbeat_s: float = field(default=0.0, init=False)
-    _announced: dict[str, Any] = field(default_factory=dict, init=False)
 
     def wait(self) -> Steps[str | None]:
         """Wait; the reason to take over, or None once the run is over. A stop from before this process does not end it;
@@ -116,7 +123,7 @@ class Standby:
         usual_s = takeover_s(self.run)
         silence, mender = Silence(min(POLL_S, usual_s / 5)), Mender(self.run, self.tell)
         state: RunState = yield from patient_log(self.run, asks=self._ask_for)
-        began_at, rested = state.n, False
+        began_at, rested, ready = state.n, False, False
         unserved, follows = (yield from self._begins(state)), self.alone
         dead = yield from self._predecessor_served(state)
         while not is_over(state, began_at):
@@ -133,19 +140,26 @@ class Standby:
             limit_s = patience_s(gone_after_s(self.run, usual_s, heartbeat), self.jitter, state.fruitless)
             follows = follows or (heartbeat is not None and not has_left(heartbeat))
             left = follows and state.phase == RunPhase.RUNNING and has_left(heartbeat, state.epoch)
-            if left or (unserved and not self._is_another(heartbeat)):
+            another = unserved and self._is_another(heartbeat)
+            if left or (unserved and not another):
                 limit_s = PROMPT_S * self.jitter
-            elif state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None):
+            elif another and state.n >= 0:
+                limit_s = HEARD_WITHIN_S + PROMPT_S * self.jitter
+            elif state.phase == RunPhase.STOPPED or state.n < 0:
                 limit_s += FIRST_SYNCER_S
             if dead or silence.silent_s >= limit_s:
                 reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead, left)}"
                 self.doing = moved(STANDBY, self.doing, StandbyState.CLAIMING)
-                self._announced = self._announcement(heartbeat, reason, state.n)
-                yield from self.announce()
-                if self._next_heartbeat_s > 0:  # no standby any more: its heartbeats are the syncer's now
-                    last = SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)
-                    yield self._put(standby_heartbeat_key(self.name), last)
-                return reason
+                if ready:
+                    yield from self._announce(heartbeat, reason, state.n)
+                    return reason
+                self._next_heartbeat_s = 0.0
+                yield from self._heartbeat(now_s, state, reason)
+                yield from self.load()
+                ready, state = True, (yield from read_log(self.run, state))
+                dead = yield from self._predecessor_served(state)
+                continue
+            self.doing = moved(STANDBY, self.doing, StandbyState.STANDING_BY)
             heard = f"the syncer was heard {silence.silent_s:.0f} s ago; takes over after {limit_s:.0f} s of silence"
             yield from self._heartbeat(now_s, state, heard)
             yield from mender.follow(state, now_s)
@@ -199,15 +213,9 @@ class Standby:
             return False
         return claim is not None and (claim.host, claim.pid) == (self.claim.host, self.instead_of)
 
-    def announce(self) -> Steps[None]:
-        """Tell the other standbys, long before the next commit, that this one has taken over; told again, it is news
-        that this process lives while it loads what a syncer needs, which may take longer than they wait."""
-        self._announced["heartbeats"] = self._announced.get("heartbeats", 0) + 1
-        yield self._put(heartbeat_key(SYNCER), self._announced)
-
-    def _announcement(self, heartbeat: bytes | None, reason: str, n: int) -> dict[str, Any]:
-        """As the new syncer's first heartbeat; the counts of the old one are kept."""
-        return {
+    def _announce(self, heartbeat: bytes | None, reason: str, n: int) -> Steps[None]:
+        """Tell the other standbys long before the next commit; the counts of the old syncer are kept."""
+        facts = {
             **counts_of(heartbeat),
             "state": self.doing,
             "host": self.claim.host,
@@ -215,9 +223,11 @@ class Standby:
             "reason": reason,
             "memory_bytes": 0,
             "mirrors": _plain(heartbeat).get("mirrors", []),
-            "epoch": 0,
-            "n": n,
         }
+        yield self._put(heartbeat_key(SYNCER), {**facts, "epoch": 0, "n": n})
+        if self._next_heartbeat_s > 0:  # this process is no standby any more: its heartbeats are the syncer's now
+            last = SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)
+            yield self._put(standby_heartbeat_key(self.name), last)
 
     def _put(self, key: str, heartbeat: object) -> Put:
         return Put(key, sealed(self.run.keyring, LOG, key, heartbeat))

@@ -55,7 +55,7 @@ class SyncerState(StrEnum):
 
 class StandbyState(StrEnum):
     STANDING_BY = "STANDING_BY"
-    CLAIMING = "CLAIMING"  # it takes over, and is a syncer from here on
+    CLAIMING = "CLAIMING"  # it loads what a syncer needs, and takes over unless one has come meanwhile
     DONE = "DONE"  # the run is over
 
 
@@ -86,7 +86,7 @@ SYNCER: Mapping[SyncerState, AbstractSet[SyncerState]] = {
 }
 STANDBY: Mapping[StandbyState, AbstractSet[StandbyState]] = {
     _B.STANDING_BY: {_B.CLAIMING, _B.DONE},
-    _B.CLAIMING: frozenset(),
+    _B.CLAIMING: {_B.STANDING_BY, _B.DONE},
     _B.DONE: frozenset(),
 }
 RUN: Mapping[RunPhase, Mapping[str, RunPhase]] = {  # by the kind of a commit; other kinds leave a run RUNNING

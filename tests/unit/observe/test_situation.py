@@ -39,9 +39,9 @@ def syncer_says(spoken: RunFacts, age_s: float = 1.0, **changes: Any) -> RunFact
 
 
 def loads(age_s: float) -> RunFacts:
-    """A standby has taken over, and loads what a syncer needs."""
-    claiming = {"state": SyncerState.CLAIMING, "epoch": 0, "unit": "standby-1", "reason": "standby-1 takes over"}
-    return syncer_says(facts(), age_s, **claiming)
+    """A standby loads what a syncer needs, and says nothing meanwhile."""
+    heard = Heard(replace(WAITING, state="CLAIMING"), age_s)
+    return replace(facts(syncer=LOST_AGE_S), standbys={"standby-1": heard})
 
 
 def later(spoken: RunFacts, seconds: float) -> RunFacts:
@@ -153,9 +153,8 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
      "all units have left in good order", RESUME),
     (syncer_says(facts(), state=SyncerState.DONE, reason="told to leave by SIGTERM"), NOBODY, State.STALLED,
      "no syncer serves: syncer on box has left: told to leave by SIGTERM", f"diloco syncer --standby {URL}"),
-    (later(loads(6.0), 200.0), NOBODY, State.STALLED, "standby-1 takes over", NONE),
-    (later(loads(LOST_AGE_S), 200.0), NOBODY, State.STALLED, "no syncer serves: standby-1 on box was heard",
-     f"diloco syncer --standby {URL}"),
+    (later(loads(LOST_AGE_S), 200.0), NOBODY, State.STALLED, "standby-1 will take over", NONE),
+    (later(loads(61.0), 200.0), NOBODY, State.STALLED, "no syncer serves", f"diloco syncer --standby {URL}"),
     (both_say(facts(), LearnerState.FAILED, 2.0), NOBODY, State.STALLED, "no learner is left", LOGS_OF_IOWA),
     (FAILED, NOBODY, State.FAILED, "all learners have failed", LOGS),
     (written(FAILED, ("ended", "iowa"), ("ended", "rhine")), NOBODY, State.STALLED, "", LOGS_OF_IOWA),
