@@ -161,20 +161,25 @@ def _first_step(it: Preflight) -> str | None:
     if not (loads and run.is_worth_a_try(facts.parameters)) or (run.data.text and it.prepare is None):
         return None
     from diloco_cli.runtime.consent import search_last
-    from diloco_cli.training.trial import check_task
+    from diloco_cli.training.trial import check_evaluated, check_task
 
     search_last(it.folder)
+    islands, evaluated = it.plan.inventory.islands, False
+    own_loops = all(data_class_of(island.infra) is not None for island in islands)
     try:
-        by_own_loops = all(data_class_of(island.infra) is not None for island in it.plan.inventory.islands)
-        changed = check_task(run, min(island.batch_tokens for island in it.plan.islands), by_own_loops)
+        if own_loops:  # which may train it in another way than a learner does
+            check_evaluated(run)
+            evaluated = True
+        changed = check_task(run, min(island.batch_tokens for island in it.plan.islands), own_loops)
     except DilocoError as error:
         of_the_model = error.where == "model" and error.__cause__ is None  # else its code, data or packages failed
-        if of_the_model or all(island.infra == "local" for island in it.plan.inventory.islands):
+        if not evaluated and (of_the_model or all(island.infra == "local" for island in islands)):
             raise
         what = "of its buffers only the running statistics of torch's own modules are exchanged"
-        if error.where == "model":
+        if error.where == "model" and not evaluated:
             what += ", and where it fails for the evaluator, too, the run has no held-out loss"
-        return f"warning: the model cannot be tried on this machine: {error.message}; so {what}"
+        tried = "a step of the model" if evaluated else "the model"
+        return f"warning: {tried} cannot be tried on this machine: {error.message}; so {what}"
     return _carried(it, changed)
 
 

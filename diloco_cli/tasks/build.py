@@ -137,10 +137,24 @@ def _reads(run: RunSettings) -> tuple[int, int | None]:
 def tried(model: nn.Module, batch: Batch, what: str) -> Any:
     """What the model's forward gives. Raises UsageError for one that cannot be called so, or that raises an error."""
     try:
+        return model(*batch)
+    except DilocoError:
+        raise
+    except Exception as error:
+        # Of this call alone: what forward itself raises may be of this machine.
+        if reason := _cannot_take(model, batch):
+            raise UsageError(f"forward(tokens, targets): {reason}", where="model", hint=CONTRACT) from None
+        raise _failed(error, f"the model's forward on {what} ({described_batch(batch)})", "model") from error
+
+
+def _cannot_take(model: nn.Module, batch: Batch) -> str:
+    try:
         signature(model.forward).bind(*batch)
-    except TypeError as error:  # of this call alone: what forward itself raises may be of this machine
-        raise UsageError(f"forward(tokens, targets): {error}", where="model", hint=CONTRACT) from None
-    return called(lambda: model(*batch), f"the model's forward on {what} ({described_batch(batch)})", "model")
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # a traced module tells no signature
+        return ""
+    return ""
 
 
 def called(work: Callable[[], Any], what: str, where: str = "data") -> Any:
@@ -150,11 +164,13 @@ def called(work: Callable[[], Any], what: str, where: str = "data") -> Any:
     except DilocoError:
         raise
     except Exception as error:
-        raise UsageError(
-            f"{what} raised {type(error).__name__}: {error}",
-            where=where,
-            hint=f"see where with DILOCO_DEBUG=1; {CONTRACT}" if where == "model" else "see where with DILOCO_DEBUG=1",
-        ) from error
+        raise _failed(error, what, where) from error
+
+
+def _failed(error: Exception, what: str, where: str) -> UsageError:
+    see = "see where with DILOCO_DEBUG=1"
+    hint = f"{see}; {CONTRACT}" if where == "model" else see
+    return UsageError(f"{what} raised {type(error).__name__}: {error}", where=where, hint=hint)
 
 
 def described_batch(batch: Batch) -> str:
@@ -162,9 +178,15 @@ def described_batch(batch: Batch) -> str:
     parts = []
     for name, tensor in zip(("tokens", "targets"), batch, strict=True):
         kind = str(tensor.dtype).removeprefix("torch.")
-        span = f" from {tensor.min().item():g} to {tensor.max().item():g}" if tensor.numel() else ""
-        parts.append(f"{name} {list(tensor.shape)} {kind}{span}")
+        parts.append(f"{name} {list(tensor.shape)} {kind}{_span_of(tensor)}")
     return ", ".join(parts)
+
+
+def _span_of(tensor: torch.Tensor) -> str:
+    try:
+        return f" from {tensor.min().item():g} to {tensor.max().item():g}"
+    except (RuntimeError, TypeError, ValueError):  # an empty one, and types that have no order, or none in torch
+        return ""
 
 
 def losses_of(output: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,11 +41,10 @@ BATCH = "batch(shard, num_shards, position, batch_tokens)"
 
 def check_task(run: RunSettings, batch_tokens: int, by_own_loops: bool = False) -> frozenset[str]:
     """Build both, and make two steps. The buffers that these change. Raises UsageError with the reason if anything
-    fails, or would not be carried. `by_own_loops`: no learner draws a batch, and data without that function are tried
-    on what the evaluator reads."""
+    fails, or would not be carried. `by_own_loops`: no learner draws a batch; what the evaluator reads stands in."""
     model, data = build_model(run), build_data(run, ("held_out",) if by_own_loops else ("batch", "held_out"))
     parameter_facts(model)  # refuses what no vector of a layout can hold
-    batch = _drawn(data, batch_tokens) if callable(getattr(data, "batch", None)) else _some_of(_first_held_out(data))
+    batch = _some_of(_first_held_out(data)) if by_own_loops else _drawn(data, batch_tokens)
     model.train()
     before, first = state_of(model), _every_buffer(model)
     loss, objective = losses_of(tried(model, batch, "a batch"))
@@ -55,12 +54,23 @@ def check_task(run: RunSettings, batch_tokens: int, by_own_loops: bool = False) 
     del loss, objective
     _make_steps(run, model, batch)
     buffers = _changed_buffers(model, before, first)
+    _evaluate(model, data)
+    refuse_shared_memory(model)
+    return buffers
+
+
+def check_evaluated(run: RunSettings) -> None:
+    """What the evaluator needs, whoever trains. Raises UsageError with the reason if it fails."""
+    model = build_model(run)
+    parameter_facts(model)
+    _evaluate(model, build_data(run, ("held_out",)))
+
+
+def _evaluate(model: nn.Module, data: Data) -> None:
     model.eval()
     with torch.inference_mode():
         held_out = _first_held_out(data)
         _require_finite(losses_of(tried(model, held_out, "held-out data"))[0], "the first held-out loss", held_out)
-    refuse_shared_memory(model)
-    return buffers
 
 
 class _Two:

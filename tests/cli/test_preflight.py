@@ -263,6 +263,13 @@ def test_a_model_that_own_loops_train_is_tried_on_what_the_evaluator_reads(tmp_p
     assert said[-1].endswith("where it fails for the evaluator, too, the run has no held-out loss")
 
 
+def test_own_loops_may_train_a_model_in_another_way_than_a_learner_does(tmp_path: Path) -> None:
+    said, checks = list[str](), odd(tmp_path, "loop/addressed", model="Detached", data="Unread")
+    checks.pass_or_raise(said.append)
+    assert said[-1].startswith("warning: a step of the model cannot be tried on this machine: the loss has no gradient")
+    assert "only the running statistics" in said[-1] and "held-out loss" not in said[-1]
+
+
 def test_what_only_other_machines_have_is_no_error_of_theirs(tmp_path: Path) -> None:
     said, checks = list[str](), odd(tmp_path, "ssh", data="Absent")
     checks.pass_or_raise(said.append)

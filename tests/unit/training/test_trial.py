@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import make_layout, shapes_of, with_buffers
+from diloco_cli.tasks.build import tried
 from diloco_cli.tensors.flat import bare_parameters, bare_tensors, buffer_facts, flatten, parameter_facts, unflatten
 from diloco_cli.training.trial import check_task
 
@@ -386,6 +387,16 @@ def test_a_model_that_breaks_the_contract_is_refused(kind, reason):
         check_task(run_of(), batch_tokens=16)
     with pytest.raises(UsageError, match=reason.replace("a batch", "(a batch|held-out data)")):
         check_task(run_of(data="build_held_out"), batch_tokens=16, by_own_loops=True)
+
+
+@pytest.mark.parametrize("kind", ["uint16", "complex64"])
+def test_data_of_a_kind_that_torch_cannot_order_are_evaluated_on(kind):
+    batch = torch.zeros(2, 3).to(getattr(torch, kind)), torch.zeros(2, 3)
+    model = Model()
+    model.forward = lambda tokens, targets: float("x") if len(tokens) > 2 else targets.sum()
+    assert tried(model, batch, "a batch") == 0
+    with pytest.raises(UsageError, match=rf"tokens \[3, 3\] {kind}, targets.*raised ValueError"):
+        tried(model, (torch.zeros(3, 3).to(getattr(torch, kind)), torch.zeros(3, 3)), "a batch")
 
 
 def test_own_loops_need_only_held_out_data_and_the_model_is_tried_on_these():
