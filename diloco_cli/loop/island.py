@@ -130,7 +130,7 @@ class LoopExchange:
 
     def _why(self) -> str:
         if self.learner.state.phase is RunPhase.STOPPED:
-            return "the run is STOPPED; go on with: diloco resume"
+            return f"the run is STOPPED; go on with: diloco resume {self._store.url}"
         return self.learner.note or "for the log"
 
     def leave(self, drain_s: float) -> None:

@@ -7,6 +7,7 @@ show why.
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 TOLERATED_SKEW_S = 5.0
 STAMP_S = 1.0  # to which stores round the time of a change
+LOOKS_KEPT = 5  # of which the largest bound counts: a clock that is slewed back is believed again after them
 LOG_S = 3.0  # of a look: what is left is for the heartbeats
 MAX_STANDBYS = 64
 ANSWERS = "answers again"
@@ -138,19 +140,21 @@ class StoreClock:
 
     _seen: Mapping[str, float] = field(default_factory=dict)
     _began: tuple[float, float] = (0.0, 0.0)
-    _ahead_s: float = 0.0  # at least, of this machine's clock
+    _ahead_s: deque[float] = field(
+        default_factory=lambda: deque(maxlen=LOOKS_KEPT)
+    )  # at least, of this machine's clock
 
     def now_s(self, wall_s: float, steady_s: float, began: tuple[float, float], seen: Mapping[str, float]) -> float:
         """The store's time now. `wall_s`, `steady_s`: this machine's clock, and one that nobody sets; `began`: both at
         the beginning of this look; `seen`: when each object changed."""
         passed_s, before = wall_s - self._began[0], self._seen
         if abs(passed_s - (steady_s - self._began[1])) > TOLERATED_SKEW_S:  # it was set, or the machine slept
-            self._ahead_s = 0.0
-        else:
-            news = [modified_s for key, modified_s in seen.items() if modified_s > before.get(key, inf)]
-            self._ahead_s = max(self._ahead_s, wall_s - passed_s - max(news, default=inf) - STAMP_S)
+            self._ahead_s.clear()
+        elif news := [modified_s for key, modified_s in seen.items() if modified_s > before.get(key, inf)]:
+            self._ahead_s.append(wall_s - passed_s - max(news) - STAMP_S)
         self._seen, self._began = seen, began
-        ahead_s = self._ahead_s if self._ahead_s > TOLERATED_SKEW_S else 0.0
+        ahead_s = max(self._ahead_s, default=0.0)
+        ahead_s = ahead_s if ahead_s > TOLERATED_SKEW_S else 0.0
         return max(wall_s - ahead_s, max(seen.values(), default=-inf))
 
 

@@ -519,8 +519,9 @@ def _brings_back(look: Look) -> str:
         return f"diloco chaos revive {name} --run {look.facts.url}"
     run = look.facts.run
     island = run.island(name)
-    if island is not None and data_class_of(island.infra) is not None and state in (LOST, LEFT, LearnerState.FAILED):
-        return own_start(name, run.url_for(island.region, run.home_of(look.facts.url)))  # nothing else starts it
+    if island is not None and data_class_of(island.infra) is not None:  # nothing else starts it, and its log is its own
+        start = own_start(name, run.url_for(island.region, run.home_of(look.facts.url)))
+        return "" if state == STUCK else start
     if state in (LOST, LEFT) and (here is None or here.dead):
         regions = {island.name: island.region for island in run.islands}
         others = [regions[other] for other in regions.keys() - look.missing.keys()]

@@ -120,7 +120,7 @@ def test_a_loop_that_waits_in_a_stopped_run_is_told_so(caplog: pytest.LogCapture
     exchange.learner.state = structs.replace(exchange.learner.state, phase=RunPhase.STOPPED)
     exchange._waits_since_s = -inf
     exchange._sleep_s(0.0)
-    assert "l0 waits: the run is STOPPED; go on with: diloco resume" in caplog.messages
+    assert f"l0 waits: the run is STOPPED; go on with: diloco resume {exchange._store.url}" in caplog.messages
     island.fail(KeyboardInterrupt())
 
 
