@@ -90,7 +90,7 @@ def test_a_trainer_whose_callback_leaves_steps_out_is_told(tmp_path: Path) -> No
                 super().on_step_end(args, state, control, **more)
 
     loop = joined()
-    with pytest.raises(UsageError, match="3 optimizer steps since the last call"):
+    with pytest.raises(UsageError, match="2 optimizer steps since the last call"):
         trainer_of(loop, RowSamples(), tmp_path, EveryThird(loop.island, tokens_each=1)).train()
 
 
