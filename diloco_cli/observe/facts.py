@@ -136,13 +136,12 @@ class RunFacts:
 class StoreClock:
     """The store's clock, by the looks of one process. No object changed later than now, so a slow clock of this machine
     is corrected at once. A fast one looks like silence of the units, until a second look finds an object that changed
-    since the first: it cannot be older than the time between them."""
+    since the first: it cannot be older than the time between them. `_ahead_s`: at least so far is this machine's clock
+    ahead, by the last looks."""
 
     _seen: Mapping[str, float] = field(default_factory=dict)
     _began: tuple[float, float] = (0.0, 0.0)
-    _ahead_s: deque[float] = field(
-        default_factory=lambda: deque(maxlen=LOOKS_KEPT)
-    )  # at least, of this machine's clock
+    _ahead_s: deque[float] = field(default_factory=lambda: deque(maxlen=LOOKS_KEPT))
 
     def now_s(self, wall_s: float, steady_s: float, began: tuple[float, float], seen: Mapping[str, float]) -> float:
         """The store's time now. `wall_s`, `steady_s`: this machine's clock, and one that nobody sets; `began`: both at

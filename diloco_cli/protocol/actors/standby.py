@@ -156,10 +156,10 @@ class Standby:
                 self._next_heartbeat_s = 0.0
                 yield from self._heartbeat(now_s, state, reason)
                 yield from self.load()
+                self.doing = moved(STANDBY, self.doing, StandbyState.STANDING_BY)
                 ready, state = True, (yield from read_log(self.run, state))
                 dead = yield from self._predecessor_served(state)
                 continue
-            self.doing = moved(STANDBY, self.doing, StandbyState.STANDING_BY)
             heard = f"the syncer was heard {silence.silent_s:.0f} s ago; takes over after {limit_s:.0f} s of silence"
             yield from self._heartbeat(now_s, state, heard)
             yield from mender.follow(state, now_s)

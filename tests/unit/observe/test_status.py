@@ -11,7 +11,7 @@ from msgspec import structs
 from diloco_cli.config.settings import RunSettings, TrainSettings
 from diloco_cli.events.event import Event
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.observe.facts import Heard, RunFacts, StoreClock
+from diloco_cli.observe.facts import LOOKS_KEPT, Heard, RunFacts, StoreClock
 from diloco_cli.observe.screen import plain_line, status_text
 from diloco_cli.observe.status import FORGOTTEN_S, GarbageStatus, MirrorStatus, Status, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
@@ -212,6 +212,12 @@ def test_a_machine_that_slept_or_whose_clock_was_set_begins_anew():
     ahead = [(700.0, 1.0, {"a": 99.0}), (705.0, 6.0, {"a": 102.0})]
     assert looks(*ahead, (110.0, 11.0, {"a": 105.0}))[-1] == 110.0, "it was set right"
     assert looks((100.0, 1.0, {"a": 99.0}), (4000.0, 2.0, {"a": 300.0}))[-1] == 4000.0, "all ended while it slept"
+
+
+def test_a_clock_that_is_slewed_back_is_believed_again_after_some_looks():
+    ahead = [(700.0, 1.0, {"a": 99.0}), (705.0, 6.0, {"a": 102.0})]
+    right = [(705.0 + 5.0 * n, 6.0 + 5.0 * n, {"a": 703.0 + 5.0 * n}) for n in range(1, LOOKS_KEPT + 1)]
+    assert looks(*ahead, *right)[-1] == right[-1][0]
 
 
 def test_a_screen_has_aligned_columns_a_bar_and_no_control_characters():
