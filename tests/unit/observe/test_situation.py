@@ -206,6 +206,8 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
     (one_region(facts(rhine=LOST_AGE_S)), NOBODY, State.DEGRADED, "", f"diloco learner --run {URL} --name rhine"),
     (as_jobs(facts(rhine=LOST_AGE_S), "rhine", infra="loop/addressed"), NOBODY, State.DEGRADED, "",
      f'in its own script: join("{URL}", name="rhine", ...)'),  # `diloco learner` refuses it, `resume` starts no loop
+    (as_jobs(replace(facts(), learners={"iowa": facts().learners["iowa"]}), "rhine", infra="loop/addressed"), NOBODY,
+     State.DEGRADED, "not heard yet", f'in its own script: join("{URL}", name="rhine", ...)'),
     (one_region(facts(iowa=LOST_AGE_S, rhine=LOST_AGE_S)), NOBODY, State.STALLED, "", RESUME),
     (both_say(facts(), LearnerState.FAILED), Local({"iowa": GIVEN_UP, "rhine": replace(AGAIN, running_s=0.5)}),
      State.STALLED, "", ""),
