@@ -114,7 +114,7 @@ def rank_batches(
 
 @dataclass
 class RankedReplica(Replica):
-    """`model`: wrapped by `ranked_model.py`, as are its gradients: of a DTensor, sharded; of DDP's, whole on each."""
+    """`model`: wrapped by `sharding.py`, as are its gradients: of a DTensor, sharded; of DDP's, whole on each."""
 
     rank: int = 0
     ranks: int = 1
@@ -241,7 +241,7 @@ class RankedTraining(DeviceTraining):
             self._leaving = LeavingMoments(self._outward, rank.replica)
 
     def _on_device(self, values: torch.Tensor | None) -> Values:
-        """As the wire of this device takes them (cuda.py)."""
+        """As the wire of this device takes them (devices.py)."""
         return values if self._outward is None else Placed(self._outward, None, values)
 
     def read(self, fragment: int) -> Values:

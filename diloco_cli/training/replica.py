@@ -344,7 +344,7 @@ def pays(build_s: float, step_s: float, device: torch.device) -> bool:
 
     Beside an accelerator, CPU cores are idle. If training uses the cores, building a computed batch ahead gains
     nothing, and a batch of 10 % of a step made steps 2 to 7 % slower; with batches that wait (for a disk) for half a
-    step, training was 1.1 to 1.4 times as fast. Presets' batches take up to 1 % of it (tests/benchmarks/prefetch.py).
+    step, training was 1.1 to 1.4 times as fast. Presets' batches take up to 1 % of it.
     """
     worth = WORTH_ON_CPU if device.type == "cpu" else WORTH_BESIDE_ACCELERATOR
     return build_s > max(LEAST_S, worth * step_s)

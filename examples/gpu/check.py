@@ -22,7 +22,10 @@ from diloco_cli.plan.memory import computing, fit_with_micro_batch, model_facts
 from diloco_cli.protocol.actors.learner import Fragments
 from diloco_cli.protocol.log.records import FragmentVersion, Island, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.flat import parameter_facts
+from diloco_cli.tensors.merge import WeightsFormat
+from diloco_cli.training.devices import CudaTraining, CudaWire
 from diloco_cli.training.replica import Prefetched, Replica
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,40 +89,46 @@ def one_wait() -> str:
 
 def blocked() -> str:
     """The share of the time in which the training thread sends and adopts instead of ordering steps."""
-    from diloco_cli.training.devices import CudaTraining, CudaWire
-
     replica = replica_of()
     layout = make_layout(parameter_facts(replica.model), replica.settings.sync)
     island = Island("gpu", "here", BATCH, STEPS, 1.0, 1.0, accelerator="cuda")
     run = RunFormat("id", "gpu", "", replica.settings, (island,), layout, "")
-    training, wire = CudaTraining(run, replica), CudaWire(run, replica.device)
-    fragments = Fragments(training, wire)
-
-    def version(fragment: int, data: bytes) -> Any:
-        return wire.decode(FragmentVersion(fragment, 1, 0, 1, "", ""), data)
-
-    count = len(layout.fragments)
-    versions = [wire._weights_codec.to_bytes(torch.zeros(f.num_parameters)) for f in layout.fragments]
-    for fragment in range(count):
-        fragments.begin(fragment, version(fragment, versions[fragment]))
     trained(replica)
-    away_s, started_s, lanes, arrived = 0.0, perf_counter(), [], {}
+    share = away_share(run, CudaTraining(run, replica), CudaWire(run, replica.device))
+    assert share <= BLOCKED, f"{100 * share:.2f} % of the time"
+    return f"{100 * share:.2f} % of the time, with an exchange every 3 steps"
+
+
+def away_share(run: RunFormat, training: CudaTraining, wire: CudaWire) -> float:
+    """With exchanges far more often than a run has them."""
+    fragments, weights_codec = Fragments(training, wire), codec(run.settings.sync.weights_codec)
+    versions = [
+        WeightsFormat(weights_codec, f).to_bytes({"parameters": torch.zeros(f.num_parameters)})
+        for f in run.layout.fragments
+    ]
+
+    def version(fragment: int) -> Any:
+        return wire.decode(FragmentVersion(fragment, 1, 0, 1, "", ""), versions[fragment])
+
+    for fragment in range(len(versions)):
+        fragments.begin(fragment, version(fragment))
+    batch_tokens, replica = run.islands[0].batch_tokens, training.replica
+    away_s, started_s, lanes = 0.0, perf_counter(), []
     for step in range(4 * STEPS):
-        if step % 3 == 0:  # far more often than a run does
-            fragment = step // 3 % count
-            arrived[fragment] = version(fragment, versions[fragment])  # a follower's work
+        if step % 3 == 0:
+            fragment = step // 3 % len(versions)
+            arrived = version(fragment)  # a follower's work
             before_s = perf_counter()
             base, values = fragments.bases[fragment], fragments.send(fragment, step, keep=True)
-            fragments.adopt(fragment, arrived[fragment], "rebase", None)
+            fragments.adopt(fragment, arrived, "rebase", None)
             away_s += perf_counter() - before_s
             lanes.append(threading.Thread(target=wire.encode, args=(fragment, step, None, base, values)))
             lanes[-1].start()
-        replica.step(step * BATCH, BATCH, 1e-4)
+        replica.step(step * batch_tokens, batch_tokens, 1e-4)
     share = away_s / (perf_counter() - started_s)
     for lane in lanes:
         lane.join()
-    assert share <= BLOCKED, f"{100 * share:.2f} % of the time"
-    return f"{100 * share:.2f} % of the time, with an exchange every 3 steps"
+    return share
 
 
 def memory() -> str:
@@ -129,16 +138,18 @@ def memory() -> str:
         replica = replica_of(checkpointing=checkpointing)
         trained(replica)
         peak_gb = torch.cuda.max_memory_allocated() / 1e9
-        train = replace(replica.settings.train, micro_batch_tokens=BATCH)
-        settings = replace(replica.settings, train=train)
-        how = computing(settings, half=True, num_fragments=4, own_memory=True)
-        fit = fit_with_micro_batch(train, model_facts(replica.settings.model), BATCH, how)
-        planned_gb = sum(part.gb for part in fit.parts if part.name != "exchange")
-        found.append((peak_gb, planned_gb))
+        found.append((peak_gb, planned_gb(replica.settings)))
         del replica
     said = "; ".join(f"{peak:.2f} GB, planned {planned:.2f}" for peak, planned in found)
     assert all(abs(peak / planned - 1) <= MEMORY for peak, planned in found), said
     return f"{said} (the second with checkpointing)"
+
+
+def planned_gb(settings: RunSettings) -> float:
+    train, model = replace(settings.train, micro_batch_tokens=BATCH), model_facts(settings.model)
+    how = computing(replace(settings, train=train), model, half=True, num_fragments=4, own_memory=True)
+    fit = fit_with_micro_batch(train, model, BATCH, how)
+    return sum(part.gb for part in fit.parts if part.name != "exchange")
 
 
 def checkpointing() -> str:

@@ -1,4 +1,4 @@
-"""An accelerator (training/streams.py) on the CPU, whose copies end when a test lets them."""
+"""An accelerator (`Accelerator` in training/devices.py) on the CPU, whose copies end when a test lets them."""
 
 from __future__ import annotations
 
