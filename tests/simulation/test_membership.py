@@ -80,7 +80,11 @@ def test_of_two_that_ask_for_the_last_shard_one_gets_it_and_the_other_is_told() 
     assert check(fleet).kinds.count("membership") == 1
     assert len([actor for actor in (first, second) if isinstance(actor.error, UsageError)]) == 1
     assert [str(actor.error) for actor in (first, second) if actor.error is not None] == [
-        "toy: 'b' may not join: the data has 3 shards (data.shards at the launch), and 3 islands have one each"
+        "toy: no island of the run is called 'b', and it may not join: the data has 3 shards "
+        "(data.shards at the launch), and 3 islands have one each"
+    ]
+    assert [actor.error.hint.partition(".")[0] for actor in (first, second) if actor.error is not None] == [
+        "the run's islands: l0, l1, a"
     ]
     assert "refuse" not in fleet.kinds(), "the log keeps no word of it"
 

@@ -51,6 +51,7 @@ ASK_ANEW_S = 15.0  # while a syncer serves: the request may lie behind many othe
 MAX_REQUESTS = 1000  # of one island to one syncer
 MAX_TEXT = 64
 MAX_ACCELERATORS = 1 << 20
+SHOWN = 8  # names in a hint
 MAX_TIMES = 8  # a newcomer's batch over the largest of the launch
 
 
@@ -113,10 +114,17 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
     refuse_unless_running(run, state)
     refuse_revoked(run, state, learner_signer(island.name))
     while state.with_members(run).island(island.name) is None:
-        hopeless = refusal_of_island(island, state.with_members(run))
+        known = state.with_members(run)
+        hopeless = refusal_of_island(island, known)
         if hopeless is not None:
-            hint = "room for islands that join is made when a run begins, for 16 in all: data: {shards: 16} in run.yaml"
-            raise UsageError(f"{island.name!a} may not join: {hopeless}", where=run.name, hint=hint)
+            more = len(known.all_islands) - SHOWN
+            names = ", ".join(one.name for one in known.all_islands[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+            raise UsageError(
+                f"no island of the run is called {island.name!a}, and it may not join: {hopeless}",
+                where=run.name,
+                hint=f"the run's islands: {names}. Room for islands that join is made when a run begins, for 16 in "
+                "all: data: {shards: 16} in run.yaml",
+            )
         unheard = state.n > asked[1] and (yield Now()) >= asked_s + ASK_ANEW_S  # a syncer serves, and has not found it
         if state.n >= 0 and (state.epoch != asked[0] or unheard):
             yield from _ask(run, state.epoch, island, nonce, time)
