@@ -138,10 +138,6 @@ class SimulatedFleet:
         for name in list(self._paused):
             self._book_pause(name)
 
-    def learner_of(self, condition: Condition, *arguments: Any) -> VirtualLearner:
-        """The learner of an island; subclasses may override it."""
-        return VirtualLearner(condition, *arguments)
-
     def nonce(self) -> str:
         return f"{self.seed & 0xFFFFFFFF:08x}{next(self._numbers):024x}"
 
@@ -184,7 +180,7 @@ class SimulatedFleet:
             actors[:] = [actor for actor in actors if not actor.ended]
             actors.append(self.world.start(name, steps))
 
-        learner = self.learner_of(
+        learner = VirtualLearner(
             condition,
             self._run_of_a_process(),
             name,

@@ -43,11 +43,11 @@ WORKING = ("activations", "logits")  # parts that grow with the micro-batch
 USABLE = 0.9  # the rest is fragmentation and the framework's own
 WORKING_MARGIN = 1.4
 """The measured peak of a pass of 4,096 tokens and more was at most this factor times the estimate, 0.9 to 1.4: the
-built-in models on one rank, on a CPU in fp32 (tests/benchmarks/micro_batch.py). No CUDA device was measured."""
+built-in models on one rank, on a CPU in fp32 (an AMD EPYC, 2026-11-21). No CUDA device was measured."""
 HOST_WORKING_GB = 0.256
 """The free memory of the host is not known, and larger micro-batches are no faster: a core trained gpt-nano 1.1 times
 as fast with micro-batches of 8,192 tokens (230 MB) as with 32,768 (690 MB), moe-micro 1.5 times with 4,096 (caches,
-fresh pages; tests/benchmarks/micro_batch.py)."""
+fresh pages; on the same machine)."""
 GB = 1e9
 
 

@@ -35,7 +35,7 @@ from diloco_cli.protocol.log.records import decode
 from diloco_cli.store.open import open_store
 
 PARAMETERS, STEP_S, GRADIENT_BITS = 12e9, 2.0, 16.0  # of the run that is stood for
-SYNCER_GBPS = 3.5  # what one process of it moves (tests/benchmarks/one_process.py)
+SYNCER_GBPS = 3.5  # what one process of it moves (diloco_cli/plan/link.py)
 ROUND_TRIP_S = 0.1
 ISLANDS, SYNCER = ("l0", "l1", "l2", "l3"), "syncer"
 SETTLED = 2  # merges of a fragment, after which its pace counts

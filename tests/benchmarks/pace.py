@@ -1,11 +1,10 @@
 """Whether the syncer keeps pace with many learners and a far bucket: python -m tests.benchmarks.pace [--case M,S,N]
 
 The product's syncer and learners in virtual time, 40 ms a store call, arithmetic and links included: a delta takes a
-fifth of a slot on a learner's link, a merge a twentieth at the syncer. In the place of 2,048 learners, or with `--told`
-of any, a generator makes their offers (offers.py). Goals: a merge at most every 1.05 slots, with at least 0.95 of the
-learners in the mean, and a flat backlog: in the last third of the time the bucket holds in the mean at most a tenth
-more deltas, offers, weights and states than in the first (from when the first garbage is gone). Ends with status 1 if
-one is missed.
+fifth of a slot on a learner's link, a merge a twentieth at the syncer. Goals: a merge at most every 1.05 slots, with at
+least 0.95 of the learners in the mean, and a flat backlog: in the last third of the time the bucket holds in the mean
+at most a tenth more deltas, offers, weights and states than in the first (from when the first garbage is gone). Ends
+with status 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -27,10 +26,8 @@ from diloco_cli.protocol.log.operations import MAX_AT_ONCE
 from diloco_cli.protocol.log.records import Island, RunFormat, decode
 from diloco_cli.protocol.rules.capacity import MergeWork, SyncerMachine
 from tests.benchmarks.measure import machine
-from tests.benchmarks.offers import OfferingFleet
 
 CASES = ((8, 1.0, 3000), (16, 1.0, 3000), (32, 1.0, 3000), (64, 2.0, 3000), (256, 5.0, 500))
-TOLD_CASES = ((2048, 30.0, 200),)
 FRAGMENTS, STEPS_A_SLOT, BATCH_TOKENS = 8, 2, 1000
 CALL_S = 0.04
 LINK_BPS = 1e9
@@ -75,16 +72,10 @@ def make_run(learners: int, slot_s: float, rtt_s: float = CALL_S) -> RunFormat:
     return RunFormat("pace", settings.name, "", settings, islands, layout, "bench")
 
 
-def fleet_of(learners: int, slot_s: float, told: bool = False) -> SimulatedFleet:
-    """`told`: with a generator of offers (offers.py) in the learners' place."""
+def play(learners: int, slot_s: float, merges: int) -> PaceFound:
     size = UPLOAD_SHARE * slot_s * LINK_BPS / 8
-    sizes, kind = Sizes((size,) * FRAGMENTS, (size,) * FRAGMENTS, 0.0), OfferingFleet if told else SimulatedFleet
-    return kind(make_run(learners, slot_s), sizes, {}, merge_s=MERGE_SHARE * slot_s, latency_s=CALL_S)
-
-
-def play(learners: int, slot_s: float, merges: int, told: bool = False) -> PaceFound:
-    """As `fleet_of`."""
-    fleet = fleet_of(learners, slot_s, told)
+    sizes, run = Sizes((size,) * FRAGMENTS, (size,) * FRAGMENTS, 0.0), make_run(learners, slot_s)
+    fleet = SimulatedFleet(run, sizes, {}, merge_s=MERGE_SHARE * slot_s, latency_s=CALL_S)
     fleet.start()
     world, at_s, kept = fleet.world, dict[int, float](), list[dict[str, int]]()
     filled = round(KEPT_ROUNDS * FRAGMENTS * 1.5 + 60.0 / slot_s)  # then as much goes as comes
@@ -152,19 +143,16 @@ def case_of(text: str) -> tuple[int, float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--told", action="store_true", help="a generator of offers in the learners' place")
     parser.add_argument(
         "--case", type=case_of, action="append", help="instead of all: learners, seconds a slot, merges"
     )
     options = parser.parse_args()
     print(machine())
     gc.set_threshold(1_000_000)  # nearly all objects live on: looking through them again and again finds nothing
-    cases = [(case, options.told) for case in options.case or CASES]
-    cases += [] if options.case else [(case, True) for case in TOLD_CASES]
     holds = True
-    for (learners, slot_s, merges), told in cases:
+    for learners, slot_s, merges in options.case or CASES:
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        found = play(learners, slot_s, merges, told)
+        found = play(learners, slot_s, merges)
         holds &= found.holds
         verdict = "holds" if found.holds else "MISSED"
         kept = ", ".join(f"{kind} {first:.0f} and {last:.0f}" for kind, (first, last) in found.kept.items())

@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diloco_cli.protocol.log.commits import Commit, Merge
-from diloco_cli.protocol.log.keys import commit_key
-from diloco_cli.protocol.log.records import Mixing, decode
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.records import Mixing
 from tests.benchmarks import (
     bookkeeping,
     durable,
@@ -156,26 +153,7 @@ def test_the_templates_are_planned_in_no_time() -> None:
     assert min(cpu_s(plan.of_templates) for _ in range(3)) < SLACK * 0.5
 
 
-LEARNERS, MERGES = 6, 40
-
-
-def merged_of(told: bool) -> tuple[RunState, dict[tuple[int, str], tuple[int, int, int]]]:
-    """The last state; of each merged slot and learner the offer's number, how old its base was, and its tokens."""
-    fleet, found = pace.fleet_of(LEARNERS, 1.0, told), dict[tuple[int, str], tuple[int, int, int]]()
-    fleet.start()
-    assert fleet.world.run(lambda: fleet.state.merges >= MERGES, 10 * MERGES)
-    for n in range(fleet.state.n + 1):
-        commit = decode(Commit, fleet.world.store.get(commit_key(n)) or b"", "log")
-        assert not commit.outcomes
-        for one in commit.inputs if isinstance(commit, Merge) else ():
-            found[commit.slot, one.learner] = (one.seq, n - one.base, one.tokens)
-    return fleet.state, found
-
-
-def test_told_learners_offer_what_the_products_do() -> None:
-    """In each slot, from the same bases; a learner that hears a little earlier or later sends a step apart."""
-    (_, theirs), (_, ours) = merged_of(told=False), merged_of(told=True)
-    assert len(ours) == LEARNERS * MERGES and ours.keys() == theirs.keys()
-    steady = sorted(ours)[pace.FRAGMENTS * LEARNERS :]
-    assert [ours[key][:2] for key in steady] == [theirs[key][:2] for key in steady]
-    assert all(abs(ours[key][2] - theirs[key][2]) <= pace.BATCH_TOKENS for key in steady)
+def test_the_benchmark_of_the_pace_counts_the_merges_of_a_fleet() -> None:
+    found = pace.play(learners=2, slot_s=1.0, merges=60)
+    assert 0.95 < found.slots <= pace.MAX_SLOTS and found.inputs >= pace.LEAST_INPUTS
+    assert all(first > 0 for first, _ in found.kept.values())

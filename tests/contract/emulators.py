@@ -99,20 +99,6 @@ def _running(command: list[str], port: int) -> Iterator[str]:
 
 
 @contextmanager
-def server(module: str, *arguments: str) -> Iterator[str]:
-    """URL of the fake GCS or the fault proxy, as a process of its own."""
-    command = [sys.executable, "-m", f"tests.contract.{module}", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-@contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
     """These variables for this process and its children, until the end."""
     before = {name: os.environ.get(name) for name in values}

@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -37,12 +36,10 @@ class Blob:
 class FakeGCS(FaultyServer):
     """`with FakeGCS("bucket") as server: ... server.url`. Objects live in `server.objects[bucket][name]`."""
 
-    def __init__(
-        self, *buckets: str, port: int = 0, seed: int = 0, certificate: tuple[Path, Path] | None = None
-    ) -> None:
+    def __init__(self, *buckets: str, port: int = 0, seed: int = 0) -> None:
         self.objects: dict[str, dict[str, Blob]] = {bucket: {} for bucket in buckets}
         self.faults = Faults(lambda status: _error(status, "injected"), seed)
-        self.server = LoopbackServer(self._app, port, certificate)
+        self.server = LoopbackServer(self._app, port)
         self.ignores_checksums = False  # as some clones do
         self.refuses_to_compose = 0  # with this status
         self.refuses_names = ""  # that contain this, as a policy does
@@ -210,12 +207,9 @@ def _media(request: web.Request, blob: Blob) -> web.Response:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("buckets", nargs="*", default=["bucket"])
-    parser.add_argument("--certificate", nargs=2, type=Path, metavar=("CERTIFICATE", "KEY"), help="serve https")
     add_arguments(parser)
     arguments = parser.parse_args()
-    certificate = tuple(arguments.certificate) if arguments.certificate else None
-    server = FakeGCS(*arguments.buckets, port=arguments.port, seed=arguments.seed, certificate=certificate)
-    server.serve_until_killed(arguments)
+    FakeGCS(*arguments.buckets, port=arguments.port, seed=arguments.seed).serve_until_killed(arguments)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,11 @@ import asyncio
 import contextlib
 import json
 import random
-import ssl
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Self, get_args
 
 from aiohttp import web
@@ -189,12 +187,8 @@ class LoopbackServer:
 
     host = "127.0.0.1"
 
-    def __init__(
-        self, app: Callable[[], web.Application], port: int = 0, certificate: tuple[Path, Path] | None = None
-    ) -> None:
-        """`certificate`: for https, its file and that of its key."""
+    def __init__(self, app: Callable[[], web.Application], port: int = 0) -> None:
         self.url = ""
-        self._certificate = certificate
         self._app = app
         self._port = port
         self._loop = asyncio.new_event_loop()
@@ -225,12 +219,8 @@ class LoopbackServer:
         runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
-            tls = None
-            if self._certificate is not None:
-                tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-                tls.load_cert_chain(*self._certificate)
-            await web.TCPSite(runner, self.host, self._port, ssl_context=tls).start()
-            self.url = f"{'https' if tls else 'http'}://{self.host}:{runner.addresses[0][1]}"
+            await web.TCPSite(runner, self.host, self._port).start()
+            self.url = f"http://{self.host}:{runner.addresses[0][1]}"
             self._ready.set()
             await self._stop.wait()
         finally:

@@ -293,12 +293,14 @@ LIFE = """
 import sys
 import torch
 import diloco_cli.learner.daemon
-from diloco_cli.config.settings import InnerSettings
-from diloco_cli.tasks.build import build_model_on_meta
+from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
+from diloco_cli.tasks.build import build_data, build_model, build_model_on_meta
 from diloco_cli.training.inner import build_optimizer, restore_inner_state, saved_moments
-from tests.benchmarks.micro_batch import replica_of
+from diloco_cli.training.replica import Replica
 
-replica = replica_of("gpt-pico")
+model, data = ModelSettings(preset="gpt-pico"), DataSettings(preset="python-stdlib")
+run = RunSettings(name="r", model=model, data=data, train=TrainSettings(batch_tokens=1024))
+replica = Replica(run, build_model(run), build_data(run), 0, 1)
 assert all(parameter.is_meta for parameter in build_model_on_meta(replica.settings).parameters())
 for optimizer in (build_optimizer(replica.model, InnerSettings(name=name)) for name in ("adamw", "sgd", "muon")):
     replica.optimizer = optimizer
