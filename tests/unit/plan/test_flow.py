@@ -33,38 +33,7 @@ from diloco_cli.plan.link import moment_bytes
 from diloco_cli.plan.planner import explain, make_plan
 from tests.unit.plan.fleets import FAST, IOWA, MODEL, OLD, RUN, SPOT, fleet, with_sync
 
-UTILISATIONS = (50, 75, 90, 95, 99)
-# Gbit/s needed by decoupled learners for these utilisations: arXiv 2604.21428, table 13, 5B parameters.
-PUBLISHED = {
-    (2, 1.0, 16): (0.58, 1.2, 1.7, 1.9, 2.2),
-    (2, 1.0, 4): (0.15, 0.29, 0.43, 0.49, 0.53),
-    (2, 5.0, 16): (0.12, 0.23, 0.34, 0.39, 0.43),
-    (2, 5.0, 4): (0.03, 0.06, 0.08, 0.10, 0.11),
-    (8, 1.0, 16): (1.0, 2.0, 3.0, 3.3, 3.8),
-    (8, 1.0, 4): (0.26, 0.51, 0.75, 0.84, 0.94),
-    (8, 5.0, 16): (0.21, 0.40, 0.59, 0.68, 0.75),
-    (8, 5.0, 4): (0.05, 0.10, 0.15, 0.17, 0.19),
-}
-GRID_STEP = 0.21  # of the published search over bandwidths
 EVERY, FRAGMENTS, TAU = 100, 18, 2  # the setting that reproduces the table; H = P = 24 would need more
-
-
-@pytest.mark.parametrize("cell", PUBLISHED)
-def test_the_published_bandwidths_are_needed_for_the_published_utilisations(cell: tuple[int, float, int]) -> None:
-    """The least bandwidth at which the planner's formula gives a utilisation, by bisection."""
-    sites, step_s, bits = cell
-    ring = 2 * (sites - 1) / sites
-    for percent, published in zip(UTILISATIONS, PUBLISHED[cell], strict=True):
-
-        def utilisation(gbps: float) -> float:
-            exchange_s = ring * 5e9 / FRAGMENTS * bits / (gbps * 1e9)
-            return busy_share(EVERY / FRAGMENTS * step_s, TAU * step_s, exchange_s)
-
-        low, high = 1e-3, 1e3
-        for _ in range(60):
-            middle = (low * high) ** 0.5
-            low, high = (low, middle) if 100 * utilisation(middle) >= percent else (middle, high)
-        assert high == pytest.approx(published, rel=GRID_STEP)
 
 
 def test_an_exchange_inside_the_overlap_costs_nothing_and_beyond_it_what_is_left() -> None:

@@ -17,7 +17,7 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
-from diloco_cli.forecast.run import confirmed, report, run_of_plan, simulated
+from diloco_cli.forecast.run import BRIEF, confirmed, report, run_of_plan, simulated
 from diloco_cli.plan.link import (
     CLIENT_BPS,
     GUESSED_MACHINE,
@@ -190,36 +190,28 @@ def merged_per_s(plan: Plan) -> tuple[float, float]:
     return seconds / (whole.merges - first.merges), (whole.tokens - first.tokens) / seconds
 
 
-def paced(rtt_s: float, mixing: str) -> Plan:
+@pytest.mark.parametrize("mixing", ["replace", "rebase"])
+def test_a_simulated_run_shows_what_the_plan_predicts(mixing: str) -> None:
+    """Of a syncer that needs 3.4 slots for a merge: merges within 12 %, tokens within 20 %, with what replacement gives
+    up in flight."""
     sync = replace(PACED.sync, mixing=mixing)  # type: ignore[arg-type]
-    return planned(inventory_of(rtt_s=rtt_s), replace(PACED, sync=sync))
-
-
-@pytest.mark.parametrize(("rtt_s", "load"), [(0.01, 0.23), (0.065, 1.6), (0.12, 3.4), (0.2, 7.1), (0.22, 8.28)])
-def test_a_simulated_run_shows_what_the_plan_predicts(rtt_s: float, load: float) -> None:
-    """With the progress in flight kept: merges within 12 %, tokens within 20 %. (Where a turn takes about a second, by
-    which the calls beside a merge come in each turn or in each second one, 18 % more or less.)"""
-    plan = paced(rtt_s, "rebase")
-    assert plan.syncer.busy_percent == pytest.approx(100 * load, rel=0.05)
+    plan = planned(inventory_of(rtt_s=0.12), replace(PACED, sync=sync))
+    assert plan.syncer.busy_percent == pytest.approx(340, rel=0.05)
     served_s, tokens_per_s = merged_per_s(plan)
-    assert served_s == pytest.approx(max(plan.schedule.slot_s, plan.syncer.fastest_slot_s), rel=0.12)
+    assert served_s == pytest.approx(plan.syncer.fastest_slot_s, rel=0.12)
     assert tokens_per_s == pytest.approx(plan.prediction.tokens_per_s, rel=0.2)
 
 
-def test_what_is_read_back_takes_a_call_more_a_merge_in_plan_and_simulation() -> None:
+def test_what_is_read_back_takes_a_call_more_a_merge() -> None:
     checked, read_back = planned(inventory_of(rtt_s=0.25)), planned(of_s3(inventory_of(rtt_s=0.25)))
     assert (checked.syncer.reads_back, read_back.syncer.reads_back) == (False, True)
-    more_s = read_back.syncer.fastest_slot_s - checked.syncer.fastest_slot_s
-    assert more_s == pytest.approx(0.25, rel=0.02)
-    of_each = [(plan.syncer.fastest_slot_s, merged_per_s(plan)[0]) for plan in (checked, read_back)]
-    assert all(served_s == pytest.approx(planned_s, rel=0.12) for planned_s, served_s in of_each), of_each
-    assert of_each[1][1] > of_each[0][1] + more_s / 2
+    assert read_back.syncer.fastest_slot_s - checked.syncer.fastest_slot_s == pytest.approx(0.25, rel=0.02)
     assert read_back.syncer.memory_gb > checked.syncer.memory_gb
     told = [assumption.text for assumption in read_back.assumptions if "reads versions back" in assumption.text]
     assert told and not [a for a in checked.assumptions if "reads versions back" in a.text]
 
 
-def test_fewer_connections_take_longer_in_plan_and_simulation() -> None:
+def test_fewer_connections_take_longer() -> None:
     """Of 4 learners on one connection: 4 calls for their offers, 8 behind them, 2 for a version, and the commit. In
     turns of 0.9 s requests (2 calls) and incarnations (4) are looked for in each second one, and each 4th sends a
     heartbeat."""
@@ -228,14 +220,8 @@ def test_fewer_connections_take_longer_in_plan_and_simulation() -> None:
     beside = 2 / 2 + 4 / 2 + 1 / 4
     assert plan.syncer.calls_s == pytest.approx(0.05 * (4 + 8 + 2 + 1 + beside), rel=0.01)
     assert planned(many).syncer.calls_s < plan.syncer.calls_s / 2.5
-    assert merged_per_s(plan)[0] == pytest.approx(plan.syncer.fastest_slot_s, rel=0.18)
     texts = {line.name: line.numbers for line in explain(plan) if line.of == "schedule"}
     assert texts["calls of a merge"] == "15 * 0.05"
-
-
-def test_what_replacement_gives_up_in_flight_is_predicted() -> None:
-    plan = paced(0.12, "replace")
-    assert merged_per_s(plan)[1] == pytest.approx(plan.prediction.tokens_per_s, rel=0.2)
 
 
 def test_bytes_requests_and_storage_go_by_the_slots_that_are_served() -> None:
@@ -292,7 +278,7 @@ def test_moments_cost_a_simulated_run_what_they_cost_the_plan() -> None:
         run = replace(PACED, train=train, sync=replace(PACED.sync, every=24, codec="int8"))
         islands = tuple(replace(island, link=Link(30e6, None, 0.005)) for island in inventory_of(2).islands)
         inventory = replace(inventory_of(2), islands=islands)
-        found = confirmed(planned(inventory, run, facts_from_numbers(4_000_000, 8, 64, 64)))
+        found = confirmed(planned(inventory, run, facts_from_numbers(4_000_000, 8, 64, 64)), span=BRIEF)
         rates.append((found.planned_tokens_per_s, found.tokens_per_s))
     (planned_with, with_them), (planned_without, without) = rates
     assert 0.9 < planned_with / planned_without < 0.97
