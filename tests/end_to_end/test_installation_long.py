@@ -1,4 +1,4 @@
-"""Environments of their own with the oldest packages that are allowed, and with a Python that is not.
+"""An environment of its own with the oldest packages that are allowed.
 
 `pytest -m long tests/end_to_end/test_installation_long.py` needs a package index.
 `.ci/run` tries the newest packages in the same way.
@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST = ROOT / "tests" / "constraints-oldest.txt"
-TOO_OLD = next((path for name in ("python3.10", "python3.9") if (path := shutil.which(name))), None)
 
 
 def run(*words: str | Path, timeout_s: float) -> str:
@@ -49,16 +47,3 @@ def test_the_oldest_allowed_packages_work_together(tmp_path: Path) -> None:
     assert {line for line in wanted if not line.startswith("hatchling")} <= set(installed)
     run(ROOT / "tests" / "installed.sh", bin_folder, timeout_s=600)
     run(bin_folder / "python", "-m", "pytest", "tests/unit", "tests/contract", timeout_s=1800)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(TOO_OLD is None, reason="no older Python on this machine")
-def test_an_older_python_is_told_that_3_11_is_needed(tmp_path: Path) -> None:
-    """By README's words, and before anything is fetched that the package depends on."""
-    bin_folder = make_environment(str(TOO_OLD), tmp_path / "env")
-    command = [bin_folder / "python", "-m", "pip", "install", "-c", ROOT / "tests" / "constraints.txt", "-e"]
-    for what in (".", ".[dev]"):
-        done = subprocess.run([*command, what], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 1
-        assert "requires a different Python" in done.stderr and "not in '>=3.11'" in done.stderr, done.stderr
-        assert "torch" not in done.stdout
