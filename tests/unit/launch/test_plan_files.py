@@ -184,6 +184,8 @@ def test_a_kept_plan_is_launched_only_while_its_run_file_says_the_same(files: Pa
     edit(files.with_name("machines.yaml"), "gs://my-bucket", "gs://other")
     with pytest.raises(UsageError, match=r"beside it now: inventory changed since [\d:]+$"):
         resolve(made.place)
+    with pytest.raises(UsageError, match="launched exactly as it is"):
+        resolve(made.place, ["train.tokens=1"])
     file.unlink()
     assert resolve(made.place).digest == made.digest, "what a plan was made of need not be there"
 
