@@ -252,7 +252,6 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """The base of all settings: immutable values; unknown keys are errors."""
 
     HINT: ClassVar[str | None] = None  # what to say of an unknown key
-    GONE: ClassVar[Mapping[str, str]] = {}  # keys of earlier versions, and what happens now
     AUTO: ClassVar[tuple[str, ...]] = ()  # the keys that are `auto` where that word stands in place of them all
 
 
@@ -479,8 +478,6 @@ class SettingsReader:
             also = f"; '{AUTO}' is allowed too" if cls.AUTO else ""
             raise UsageError(f"{at}must be a mapping, not {shown(node)}{also}", where=node.where)
         for key, child in node.value.items():
-            if key in cls.GONE:
-                raise UsageError(f"{at}the key '{key}' is gone: {cls.GONE[key]}", where=child.where)
             if key not in known:
                 allowed = f"{suggestion(key, known)}; allowed: {', '.join(known)}"
                 raise UsageError(f"{at}unknown key '{key}'{allowed}", where=child.where, hint=cls.HINT)

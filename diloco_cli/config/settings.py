@@ -184,21 +184,6 @@ class GraceSettings(Settings, frozen=True):
 class SyncSettings(Settings, frozen=True):
     """How fragments are exchanged."""
 
-    GONE: ClassVar = {
-        "broadcast": "it is called weights_codec now",
-        "max_step": "clip bounds every delta, and with it every merge",
-        "layout": "tensors are dealt to fragments by size, so that all are about equal (balanced)",
-        "head_is_embedding": "an output head of its own travels with the other tensors",
-        "embedding_merge": "embeddings are merged as a weighted mean (avg)",
-        "granularity": "every row of a matrix has a norm of its own (row)",
-        "weight": "a delta weighs its tokens times its tokens a step (tokens2/steps)",
-        "adoption": "a merged fragment is adopted when it arrives (on_arrival)",
-        "split_rows": "tensors larger than an even part are always cut by rows",
-        "max_share": "a learner weighs what its tokens say; clip bounds what its delta can do",
-        "blend": "mixing is replace or rebase",
-        "agreement": "mixing is replace or rebase",
-    }
-
     every: Annotated[Count, doc("H: steps of the fastest island between two exchanges of a fragment")] = 24
     fragments: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_FRAGMENTS)], doc("P: parts of the model that travel one after the other")
@@ -259,13 +244,6 @@ class OuterSettings(Settings, frozen=True):
 
 class ColdStartSettings(Settings, frozen=True):
     """A lone start: models that are hardly trained move fast and apart, and an average of them loses most of that."""
-
-    GONE: ClassVar = {
-        "learners": "one island begins: the one planned as the fastest",
-        "every": "the first rounds are as long as all others",
-        "outer_lr": "the outer optimizer has the same values in all rounds",
-        "outer_momentum": "the outer optimizer has the same values in all rounds",
-    }
 
     rounds: Annotated[
         Annotated[int, Meta(ge=0)],
@@ -489,8 +467,6 @@ class Site(Settings, frozen=True):
 class LocalMachine(Settings, frozen=True):
     """The machine that every island with `infra: local` on `cpu` shares."""
 
-    GONE: ClassVar = {"crowding": "cores are divided evenly among those that train on them"}
-
     cores: Annotated[int, Meta(ge=1, le=MAX_CORES)]
 
 
@@ -503,8 +479,6 @@ class RegionSettings(Settings, frozen=True):
 
 class StoreSettings(Settings, frozen=True):
     """The home bucket and prefix: it holds the commit log."""
-
-    GONE: ClassVar = {"checks_uploads": "it follows from the kind of store"}
 
     url: StoreURL
     region: Annotated[Name | None, doc("in which the bucket lies")] = None
