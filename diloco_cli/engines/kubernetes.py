@@ -22,7 +22,7 @@ import yaml
 from diloco_cli.clock import monotonic_s
 from diloco_cli.digests import digest, short_digest
 from diloco_cli.engines.port import AGAIN_STATUS, OVER, Job, JobSpec, JobState, LogCommands, of_each_unit
-from diloco_cli.engines.tool import over_ssh, run_tool
+from diloco_cli.engines.tool import run_tool
 from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError, escaped
 from diloco_cli.runtime.units import JOB_ENDS_S
 from diloco_cli.signing import KEY_VARIABLE
@@ -272,13 +272,12 @@ def _node_rank(pod: Document) -> str:
 @dataclass(frozen=True)
 class Kubernetes:
     """`name`: as `infra` says; `options`: namespace, queue (of Kueue), and what is merged into the pod and into its
-    container (pod, container), as Kubernetes names it; `via`: the host on which kubectl runs."""
+    container (pod, container), as Kubernetes names it."""
 
     name: str
     context: str
     image: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    via: str | None = None
     sees_files = False
     cluster = ""
     may_change = re.compile(r"\s*(image|requests|limits): ")
@@ -359,8 +358,7 @@ class Kubernetes:
         found: LogCommands = {}
         for unit in units:
             chosen = f"--selector={RUN}={run_label(run)},{UNIT}={unit}"
-            called = ("kubectl", *self._place, "logs", chosen, *words)
-            found[unit,] = called if self.via is None else over_ssh(self.via, called)
+            found[unit,] = ("kubectl", *self._place, "logs", chosen, *words)
         return found
 
     def _pods(self, job: Job) -> list[Document]:
@@ -428,7 +426,7 @@ class Kubernetes:
         self, *words: str, given: str = "", within_s: float, refusal: type[DilocoError] = TryAgainError
     ) -> str:
         called = ("kubectl", *self._place, *words)
-        return run_tool(called, given, within_s=within_s, refusal=refusal, via=self.via)
+        return run_tool(called, given, within_s=within_s, refusal=refusal)
 
     @property
     def _place(self) -> list[str]:

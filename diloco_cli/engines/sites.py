@@ -28,7 +28,7 @@ def _ssh(place: str, site: Site | None) -> Engine:
 def _kubernetes(place: str, site: Site | None) -> Engine:
     if site is None:  # a context
         return Kubernetes(f"kubernetes/{place}", place)
-    return Kubernetes(f"kubernetes/{place}", site.context or place, site.image or "", site.options, site.host)
+    return Kubernetes(f"kubernetes/{place}", site.context or place, site.image or "", site.options)
 
 
 KINDS: dict[str, Callable[[str, Site | None], Engine]] = {  # by the kinds in ENGINES

@@ -12,7 +12,7 @@ import yaml
 from diloco_cli.config.codec import replace
 from diloco_cli.engines import kubernetes
 from diloco_cli.engines.kubernetes import RETRIED, Kubernetes, documents, job_name, merged, read_jobs
-from diloco_cli.engines.port import Job, JobSpec, JobState
+from diloco_cli.engines.port import JobSpec
 from diloco_cli.errors import TryAgainError, UsageError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -233,17 +233,6 @@ def test_what_a_job_and_its_pods_mean(own: Any, pods: list[Any], state: str, why
     assert (found.unit, found.id, found.state, found.why) == ("iowa", job_name(replace(IOWA)), state, why)
     running = sorted(one["metadata"]["name"].replace("p", "n") for one in pods if one["status"]["phase"] == "Running")
     assert found.node == ("" if state in ("ENDED", "FAILED") else ",".join(running))
-
-
-def test_kubectl_runs_where_the_site_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[tuple[tuple[str, ...], str | None]] = []
-    monkeypatch.setattr(kubernetes, "run_tool", lambda words, text="", via=None, **others: called.append((words, via)))
-    for engine in (GKE, replace(GKE, via="login", options={"namespace": "ml"})):
-        engine.cancel([Job("iowa", engine.name, "j1", JobState.RUNNING)])
-    assert [(words[:4], via) for words, via in called] == [
-        (("kubectl", "--context=gke", "delete", "job"), None),
-        (("kubectl", "--context=gke", "--namespace=ml", "delete"), "login"),
-    ]
 
 
 def test_a_command_that_deletes_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
