@@ -3,11 +3,6 @@ methods of a comparison read the same data."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -24,13 +19,12 @@ from diloco_cli.config.settings import (
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.inner import build_optimizer, learning_rate, set_learning_rate
-from examples.quality.methods.data_parallel import DataParallel, train
+from examples.quality.methods.data_parallel import train
 from examples.quality.methods.pacing import Pacing
 from examples.quality.methods.schedules import decoupled, lockstep, nearly_equal, streaming, synchronous
 from examples.quality.methods.trial import TrainedFleet, Trial, make_run, run_trial
-from tests.forked import ForkedProcess
 from tests.numerics.test_identities import ADAMW, CONSTANT, assert_close, flat, plain_training, streaming_diloco
-from tests.numerics.tiny import ROWS, TinyStream
+from tests.numerics.tiny import ROWS
 
 FP32 = {"codec": "fp32", "weights_codec": "fp32"}
 
@@ -88,37 +82,6 @@ def test_data_parallel_of_one_rank_is_plain_training() -> None:
     assert torch.equal(flat(run, dict(train(run).model.named_parameters())), plain_training(run, steps=12))
 
 
-def distributed_rank(rank: int, folder: str, steps: int) -> None:
-    from torch import distributed
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    run = make_run(trial(SyncSettings(), 2, steps))
-    model, data, inner = build_model(run.settings), build_data(run.settings), run.settings.train.inner
-    wrapped, optimizer = DistributedDataParallel(model), build_optimizer(model, inner)
-    for step in range(steps):
-        set_learning_rate(optimizer, learning_rate(inner, step / steps, inner.warmup_steps / steps))
-        optimizer.zero_grad()
-        wrapped(*data.batch(rank, 2, step * ROWS, ROWS)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), inner.clip_norm)
-        optimizer.step()
-    if rank == 0:
-        print(" ".join(value.hex() for p in model.parameters() for value in p.detach().flatten().double().tolist()))
-        sys.stdout.flush()
-    distributed.barrier()
-    os._exit(0)  # DDP's destructor holds the GIL while it joins gloo's thread, which may be waiting for the GIL
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-def test_data_parallel_is_what_distributed_data_parallel_computes(tmp_path: Path) -> None:
-    ranks = [ForkedProcess(distributed_rank, rank, str(tmp_path), 6) for rank in range(2)]
-    assert [rank.wait() for rank in ranks] == [0, 0], [rank.said() for rank in ranks]
-    expected = torch.tensor([float.fromhex(word) for word in ranks[0].said()[0].split()])
-    job = train(make_run(trial(SyncSettings(), 2, steps=6)))
-    assert_close(torch.cat([p.detach().flatten() for p in job.model.parameters()]), expected.float())
-
-
 # -- synchronous and streaming DiLoCo ---------------------------------------------------------------------------------
 
 
@@ -143,45 +106,6 @@ def test_a_decoupled_fleet_is_another_trajectory() -> None:
 
 
 # -- the same data, the same end --------------------------------------------------------------------------------------
-
-
-class Noted(TinyStream):
-    """Notes every batch that is drawn from it to train on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drawn: list[tuple[int, int]] = []
-
-    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        self.drawn.append((shard, position))
-        return super().batch(shard, num_shards, position, batch_tokens)
-
-    def held_out(self, num_sequences: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        yield super().batch(999, 1, 0, ROWS)
-
-
-def test_all_methods_train_on_the_same_batches_of_each_shard_in_order() -> None:
-    base = SyncSettings(every=6, fragments=3, overlap=1)
-    expected = {(shard, step * ROWS) for shard in range(2) for step in range(24)}
-    for sync, pacings in (
-        (synchronous(base, 2), lockstep(2)),
-        (streaming(base, 2), lockstep(2)),
-        (decoupled(base), nearly_equal(2)),
-    ):
-        asked = trial(sync, 2, steps=24)
-        data = Noted()
-        fleet = TrainedFleet(make_run(asked), pacings, data=data)
-        assert fleet.played.processed == 24 * 2 * ROWS
-        for shard in range(2):
-            drawn = [position for number, position in data.drawn if number == shard]
-            assert drawn == [step * ROWS for step in range(len(drawn))], "each once, in order"
-            assert len(drawn) >= 22, "all but what no merge took any more"
-        assert set(data.drawn) <= expected
-    data = Noted()
-    job = DataParallel(make_run(trial(base, 2, steps=24)), data=data)
-    while job.tokens < 24 * 2 * ROWS:
-        job.step()
-    assert set(data.drawn) == expected
 
 
 def test_a_trial_tells_loss_and_curve_of_either_kind() -> None:

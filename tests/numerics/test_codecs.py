@@ -83,16 +83,6 @@ def test_encoding_is_odd(drawn: np.ndarray, name: str) -> None:  # type: ignore[
     assert torch.equal(round_trip(name, -values), -round_trip(name, values))
 
 
-@quick
-@given(vectors, st.sampled_from(list(CODECS)))
-def test_a_second_round_trip_changes_next_to_nothing(drawn: np.ndarray, name: str) -> None:  # type: ignore[type-arg]
-    """What was decoded lies on the steps already (int4's bfloat16 scale may move once more)."""
-    once = round_trip(name, torch.from_numpy(drawn.copy()))
-    twice = round_trip(name, once)
-    tolerance = {"fp32": 0.0, "bf16": 0.0, "int8": 1e-6, "int4": 2**-8}[name]
-    assert float((twice - once).abs().max()) <= tolerance * float(once.abs().max()) + 1e-37
-
-
 @pytest.mark.parametrize(("name", "slope"), [("fp32", 0.0), ("bf16", 1e-5), ("int8", 2e-5), ("int4", 2e-3)])
 def test_errors_cancel_over_many_values(name: str, slope: float) -> None:
     """Unbiased on average: neither the mean nor the length along the true direction moves. Half a million normal
@@ -101,14 +91,6 @@ def test_errors_cancel_over_many_values(name: str, slope: float) -> None:
     error = (round_trip(name, values) - values).double()
     assert abs(float(error.mean())) <= 4 * float(error.std()) / (1 << 19) ** 0.5
     assert abs(float(error @ values.double()) / float(values.double() @ values.double())) <= slope
-
-
-@pytest.mark.parametrize(("name", "most"), [("int8", 127.0), ("int4", 7.0)])
-def test_a_single_small_value_is_always_lost(name: str, most: float) -> None:
-    """The bias that error feedback is for: 0.49 of a step is zero, every time."""
-    values = torch.full((64,), 0.49)
-    values[0] = most
-    assert round_trip(name, values)[1:].abs().max() == 0
 
 
 @pytest.mark.parametrize(("name", "bits", "least", "most"), [("int8", 8.125, 0.003, 0.01), ("int4", 4.25, 0.09, 0.12)])
@@ -136,24 +118,13 @@ def test_int4_by_hand() -> None:
 @pytest.mark.parametrize("name", list(CODECS))
 @pytest.mark.parametrize("size", [1, 300, CHUNK, 2 * CHUNK + PAGE + 77])
 def test_reading_chunk_by_chunk_gives_what_decoding_gives(name: str, size: int) -> None:
-    tensors, whole = encoded(name, normal(size)), round_trip(name, normal(size))
+    values = normal(size)
+    tensors, whole = encoded(name, values), round_trip(name, values)
+    assert torch.equal(values, normal(size)), "a codec leaves its input alone"
     read, room = codec(name).reader(tensors), torch.empty(CHUNK)
     for start in reversed(range(0, size, CHUNK)):
         k = min(CHUNK, size - start)
         assert torch.equal(read(start, room[:k]), whole[start : start + k])
-
-
-def test_int8_keeps_the_largest_value_of_a_block_and_all_zeros() -> None:
-    values = torch.zeros(600)
-    values[300] = -7.5
-    found = round_trip("int8", values)
-    assert float(found[300]) == pytest.approx(-7.5, rel=1e-6) and int((found != 0).sum()) == 1
-
-
-@pytest.mark.parametrize("name", list(CODECS))
-@pytest.mark.parametrize("size", [1, 300])
-def test_zeros_stay_zeros(name: str, size: int) -> None:
-    assert torch.equal(round_trip(name, torch.zeros(size)), torch.zeros(size))
 
 
 @pytest.mark.parametrize("name", list(CODECS))
@@ -176,13 +147,6 @@ def test_the_stated_bits_are_those_of_the_payload_scales_included(name: str) -> 
 
 
 @pytest.mark.parametrize("name", list(CODECS))
-def test_encoding_is_deterministic_and_leaves_its_input_alone(name: str) -> None:
-    values, kept = normal(1000), normal(1000)
-    assert codec(name).to_bytes(values) == codec(name).to_bytes(values)
-    assert torch.equal(values, kept)
-
-
-@pytest.mark.parametrize("name", list(CODECS))
 def test_a_payload_of_another_length_or_codec_is_refused(name: str) -> None:
     payload = codec(name).to_bytes(normal(300))
     with pytest.raises(PayloadError):
@@ -196,15 +160,6 @@ def test_a_payload_of_another_length_or_codec_is_refused(name: str) -> None:
 def test_an_unknown_codec_names_the_known_ones() -> None:
     with pytest.raises(UsageError, match="fp32, bf16, int8, int4"):
         codec("int3")
-
-
-@pytest.mark.parametrize("name", list(CODECS))
-@pytest.mark.parametrize("scale", [1e-44, 1e-40, 1e-36, 1e-30, 1e30, 5e37])
-def test_extreme_magnitudes_stay_finite_and_grow_by_no_more_than_rounding(name: str, scale: float) -> None:
-    values = normal(512, scale)
-    found = round_trip(name, values)
-    assert bool(torch.isfinite(found).all())
-    assert float(found.abs().max()) <= float(values.abs().max()) * 1.01 + 1e-42
 
 
 @pytest.mark.parametrize(("name", "absmax"), [("int8", 1.4e-36), ("int4", 8e-38)])

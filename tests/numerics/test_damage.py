@@ -141,6 +141,12 @@ LIES: dict[str, tuple[Callable[[Plain], object], str]] = {
     "an input's tokens": (one_input(tokens=1), "counts 1 tokens in a data range of"),
     "no tokens": (one_input(tokens=0), "counts 0 tokens"),
     "absurd numbers": (one_input(tokens=-(1 << 60), steps=1 << 60), "tokens in"),
+    "scale": (one_input(scale=0.5), "replayed parameters differ"),
+    "cosine": (lambda plain: one_input(cosine=plain["inputs"][0]["cosine"] + 1e-3)(plain), "delta has the cosine"),
+    "norm, by a change that moves no decision": (
+        lambda plain: one_input(norm=plain["inputs"][0]["norm"] * (1 + 1e-5))(plain),
+        "has the norm",
+    ),
     "weight": (one_input(weight=1.0), "has weight 1.0 instead of"),
     "base": (one_input(base=999), "uses base 999, which fragment"),
     "payload digest": (one_input(payload_digest="a/../b"), "impossible key"),

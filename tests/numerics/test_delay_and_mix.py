@@ -10,13 +10,9 @@ from hypothesis import strategies as st
 from diloco_cli.config.run_file import max_overlap
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
-from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.tasks.build import build_model
-from diloco_cli.tensors.flat import flatten, unflatten
-from diloco_cli.training.inner import build_optimizer
 from diloco_cli.training.wire import mixed
 from tests.numerics.harness import flat, make_run, run_to_end, versions
-from tests.numerics.test_identities import CONSTANT, assert_close, inner_step
+from tests.numerics.test_identities import CONSTANT, assert_close, streaming_diloco
 
 BY_TWO = InnerSettings(name="sgd", lr=1.0, warmup_steps=0, schedule="constant", weight_decay=0.0, clip_norm=0.0)
 
@@ -65,39 +61,6 @@ def test_rebasing_by_hand(tau: int) -> None:
     assert first_merges(tau, mixing="rebase") == REBASED
 
 
-def reference(run: RunFormat, slots: int) -> torch.Tensor:
-    """Streaming DiLoCo with a delay and a mixing, written anew: slot k is due when t * P >= (k + 1) * H, is sent then,
-    and adopted when slot k + tau has been sent."""
-    sync, fragments = run.settings.sync, run.layout.fragments
-    assert sync.overlap != "auto"
-    models = [build_model(run.settings) for _ in run.islands]
-    optimizers = [build_optimizer(model, run.settings.train.inner) for model in models]
-    own = [dict(model.named_parameters()) for model in models]
-    outer = [torch.nn.Parameter(flatten(fragment, own[0])) for fragment in fragments]
-    lr, momentum = run.settings.outer.lr, run.settings.outer.momentum
-    descents = [torch.optim.SGD([values], lr=lr, momentum=momentum, nesterov=True) for values in outer]
-    sent: list[list[torch.Tensor]] = []  # of each slot: every learner's parameters
-    merged: list[torch.Tensor] = []
-    adopted = steps = 0
-    while len(merged) < slots:
-        for shard, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            inner_step(run, model, optimizer, shard, steps)
-        steps += 1
-        while (len(merged) + 1) * sync.every <= steps * len(fragments) and len(merged) < slots:
-            index = len(merged) % len(fragments)
-            sent.append([flatten(fragments[index], values) for values in own])
-            outer[index].grad = torch.stack([outer[index].detach() - values for values in sent[-1]]).mean(0)
-            descents[index].step()
-            merged.append(outer[index].detach().clone())
-        while adopted + sync.overlap < len(merged):
-            fragment = fragments[adopted % len(fragments)]
-            for before, values in zip(sent[adopted], own, strict=True):
-                since = flatten(fragment, values) - before if sync.mixing == "rebase" else 0.0
-                unflatten(fragment, merged[adopted] + since, values)
-            adopted += 1
-    return torch.cat([values.detach() for values in outer])
-
-
 @settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:
@@ -116,7 +79,7 @@ def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:
     store, found = run_to_end(run)
     replay = LogVerifier(store, run).replay()
     assert replay.ok and replay.merges >= 2 * fragments
-    assert_close(flat(run, found), reference(run, replay.merges))
+    assert_close(flat(run, found), streaming_diloco(run, replay.merges))
 
 
 def test_another_delay_or_another_mixing_gives_other_parameters() -> None:
@@ -127,7 +90,7 @@ def test_another_delay_or_another_mixing_gives_other_parameters() -> None:
     for change in ({"overlap": 2}, {"mixing": "rebase"}):
         changed = SyncSettings(**{"overlap": 1, **sync, **change})  # type: ignore[arg-type]
         other = make_run(2, 3, changed, outer, CONSTANT)
-        assert torch.linalg.vector_norm(reference(base, 9) - reference(other, 9)) > 1e-4
+        assert torch.linalg.vector_norm(streaming_diloco(base, 9) - streaming_diloco(other, 9)) > 1e-4
 
 
 def test_the_arithmetic_of_adoption_is_exact_at_its_ends() -> None:

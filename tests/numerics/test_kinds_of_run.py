@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.actors import merging
-from diloco_cli.protocol.log.keys import commit_key
-from diloco_cli.protocol.log.records import RunFormat, encode
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.rules.merging import DeltaShare, judge
 from tests.numerics.harness import commits, make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
@@ -35,21 +33,8 @@ def test_a_run_of_each_kind_ends_and_its_log_replays_bit_for_bit(sync: dict[str,
     store, _ = run_to_end(run)
     found = LogVerifier(store, run).replay()
     assert found.ok and found.merges >= 12 and found.offers_applied == len(run.islands) * found.merges, found
-
-
-def test_a_clip_is_in_the_log_and_a_false_one_is_found() -> None:
-    run = small_run(3, clip=1.0)
-    store, _ = run_to_end(run)
     scales = {item.scale for commit in commits(store) for item in commit.inputs}
-    assert min(scales) < 1.0 == max(scales), "a clip at the median itself must have shortened some, and left some"
-    merge = next(commit for commit in commits(store) if any(item.scale < 1 for item in commit.inputs))
-    data = store.get(commit_key(merge.n)) or b""
-    changed = json.loads(data)
-    for item in changed["inputs"]:
-        item["scale"] = 1.0
-    store.put(commit_key(merge.n), encode(changed))
-    text = " ".join(LogVerifier(store, run).replay().mismatches)
-    assert f"{commit_key(merge.n)}: replayed parameters differ" in text
+    assert sync.get("clip") != 1.0 or min(scales) < 1.0 == max(scales), "at the median itself: some, and not all"
 
 
 @pytest.mark.parametrize("sync", [{"clip": 1.0}, {"codec": "int8"}], ids=str)
@@ -65,25 +50,3 @@ def test_a_syncer_that_clips_as_it_likes_is_found_out(sync: dict[str, Any], monk
     found = LogVerifier(store, run).replay()
     told = [text for text in found.mismatches if "where its norm gives" in text]
     assert len(told) == len(found.mismatches) >= found.merges, found.mismatches
-
-
-def test_a_cosine_that_the_log_states_falsely_is_found() -> None:
-    run = small_run(3)
-    store, _ = run_to_end(run)
-    merge = [commit for commit in commits(store) if commit.inputs][-1]
-    changed = json.loads(store.get(commit_key(merge.n)) or b"")
-    changed["inputs"][0]["cosine"] += 1e-3
-    store.put(commit_key(merge.n), encode(changed))
-    assert "l0's delta has the cosine" in " ".join(LogVerifier(store, run).replay().mismatches)
-
-
-def test_norms_that_the_log_states_falsely_are_found() -> None:
-    """By a change that moves no decision."""
-    run = small_run()
-    store, _ = run_to_end(run)
-    merge = [commit for commit in commits(store) if commit.inputs][-1]
-    changed = json.loads(store.get(commit_key(merge.n)) or b"")
-    changed["inputs"][0]["norm"] *= 1 + 1e-5
-    store.put(commit_key(merge.n), encode(changed))
-    text = " ".join(LogVerifier(store, run).replay().mismatches)
-    assert f"offer {merge.inputs[0].incarnation}/{merge.inputs[0].seq} of l0 has the norm" in text

@@ -247,21 +247,6 @@ LARGE = [  # of two blocks and more
 
 @pytest.mark.parametrize("fragment", LARGE, ids=range(len(LARGE)))
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_chunks_cover_every_norm_once_and_in_order(fragment: Fragment, granularity: Granularity) -> None:
-    covering = spans(fragment, granularity)
-    cut, covered, elements = Cut(covering), 0, [0] * sum(span.rows for span in covering)
-    for index, pieces in enumerate(cut.chunks):
-        for piece in pieces:
-            assert piece.start + index * CHUNK == covered and piece.start + piece.rows * piece.width <= CHUNK
-            covered += piece.rows * piece.width
-            for row in range(piece.rows):
-                elements[piece.first + row] += piece.width
-    assert covered == cut.size == fragment.num_parameters and cut.num_norms == len(elements)
-    assert elements == [span.width for span in covering for _ in range(span.rows)]
-
-
-@pytest.mark.parametrize("fragment", LARGE, ids=range(len(LARGE)))
-@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_merge_over_chunk_borders_is_that_of_the_formula(
     fragment: Fragment, granularity: Granularity, rule: MergeRule

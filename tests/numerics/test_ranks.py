@@ -139,23 +139,3 @@ def test_four_ranks_train_as_one(tmp_path: Path) -> None:
     found = several_ranks([CASES[2], MUON], 4, tmp_path)
     for case in (CASES[2], MUON):
         assert_near(found[case.name], one_rank(case))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_hundred_steps_of_ranks_are_those_of_one(tmp_path: Path, ranks: int) -> None:
-    """Not of Muon: its products in bf16 make much of the last bit of a sum."""
-    chosen = [case for case in (*CASES, *MIXTURES) if case.optimizer != "muon"]
-    cases = [replace(case, steps=100 // (1 + len(case.events))) for case in chosen]
-    found = several_ranks(cases, ranks, tmp_path)
-    for case in cases:
-        assert_near(found[case.name], one_rank(case))
-
-
-@pytest.mark.long
-def test_four_ranks_send_and_round_as_two(tmp_path: Path) -> None:
-    found = several_ranks([*SENT, *HALF], 4, tmp_path)
-    for case in SENT:
-        assert_sent(found[case.name], case)
-    for case in HALF:
-        assert_rounded(found[case.name], case)

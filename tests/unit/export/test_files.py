@@ -20,11 +20,12 @@ from diloco_cli.cli.output import writing_to
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings
 from diloco_cli.corpus.encoders import tokenizer_digest
-from diloco_cli.errors import DataCheckError, NoSpaceError, UsageError
+from diloco_cli.errors import DataCheckError, NoSpaceError, TryAgainError, UsageError
 from diloco_cli.export import files
 from diloco_cli.export.files import (
     TensorFiles,
     copy_tokenizer,
+    export_file,
     export_folder,
     files_in,
     index_of,
@@ -32,17 +33,20 @@ from diloco_cli.export.files import (
     shards,
     whole_folder,
 )
-from diloco_cli.export.naming import TYPES, describe, tokenizer_of
+from diloco_cli.export.naming import TYPES, describe, own_names, tokenizer_of
 from diloco_cli.inference.generation import Causal, load_model
 from diloco_cli.protocol.log.commit_log import read_log
-from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.port import Store
+from diloco_cli.syncer.arithmetic import state_spec
 from diloco_cli.syncer.evaluation import held_out_loss
-from diloco_cli.tasks.build import build_data
-from diloco_cli.tensors.payload import Spec
+from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tensors.flat import flatten
+from diloco_cli.tensors.payload import Spec, from_bytes
 from tests.numerics.bucket import begun_run
-from tests.numerics.harness import CLOCK
+from tests.numerics.harness import CLOCK, key_of_state
 from tests.unit.inference.test_vocabulary import words_in
 
 F32 = torch.float32
@@ -299,3 +303,58 @@ def test_an_exported_tokenizer_loads_beside_the_model(tmp_path: Path) -> None:
     )  # fmt: skip
     loaded: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert loaded.encode("a b") == [2, 3]
+
+
+# -- one file of a whole model ----------------------------------------------------------------------------------------
+
+Begun = tuple[RunFormat, Store, tuple[FragmentVersion, ...], RunState]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Begun:
+    run, store, outputs = begun_run(tmp_path / "bucket", "tests.numerics.tiny:regression")
+    return run, store, outputs, perform(read_log(run), store, CLOCK)
+
+
+def export(run: RunFormat, state: RunState, store: Store, path: Path) -> int:
+    return export_file(run, state, store, path, own_names(run.layout))
+
+
+def test_the_file_holds_the_committed_values_under_the_models_names(tiny: Begun, tmp_path: Path) -> None:
+    run, store, outputs, state = tiny
+    path = tmp_path / "model.safetensors"
+    assert export(run, state, store, path) == path.stat().st_size
+    found = load_file(path)
+    for output in outputs:
+        fragment = run.layout.fragments[output.fragment]
+        values = from_bytes(
+            store.get(key_of_state(output)) or b"", state_spec(fragment.num_parameters, run.settings.outer.name)
+        )["parameters"]
+        assert torch.equal(flatten(fragment, found), values)
+    model = build_model(run.settings)
+    assert sorted(found) == sorted(name for name, _ in model.named_parameters())
+    model.load_state_dict(found)
+
+
+def test_the_file_says_where_it_comes_from_and_nothing_is_left_beside_it(tiny: Begun, tmp_path: Path) -> None:
+    run, store, _, state = tiny
+    (tmp_path / "out").mkdir()
+    export(run, state, store, tmp_path / "out" / "model.safetensors")
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as opened:
+        assert opened.metadata() == {"run": "tiny", "run_id": "id", "commit": "0", "format": "pt"}
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
+
+
+def test_a_damaged_state_is_not_exported(tiny: Begun, tmp_path: Path) -> None:
+    run, store, outputs, state = tiny
+    key = key_of_state(outputs[0])
+    data = store.get(key) or b""
+    store.put(key, data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DataCheckError, match="other bytes"):
+        export(run, state, store, tmp_path / "model.safetensors")
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_before_the_first_version_there_is_nothing_to_export(tiny: Begun, tmp_path: Path) -> None:
+    with pytest.raises(TryAgainError):
+        export(tiny[0], RunState(), tiny[1], tmp_path / "model.safetensors")
