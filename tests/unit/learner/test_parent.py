@@ -37,7 +37,6 @@ from tests.unit.learner.toy_parent import run_forking
 from tests.waiting import wait_until
 
 MOST_S = 90.0
-ALONE = ("unshare", "--pid", "--fork", "--mount-proc")
 
 
 @contextmanager

@@ -28,12 +28,11 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import FencedError, NotFoundError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.layout import make_layout, with_buffers
-from diloco_cli.loop.island import LentTraining, Wanted
+from diloco_cli.loop.island import LentTraining
 from diloco_cli.protocol.actors.learner import Progression, Stepped
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
-from diloco_cli.protocol.log.operations import Now, Sleep
 from diloco_cli.protocol.log.records import MergedOffer, Offer, decode
 from diloco_cli.protocol.log.state import RunPhase
 from diloco_cli.runtime.daemon import perform
@@ -281,27 +280,6 @@ def test_a_model_with_two_parameters_in_one_memory_is_refused_and_left_as_it_is(
     with pytest.raises(UsageError, match="shares memory with another parameter"):
         join(meeting.url, name="l0", model=model, optimizer=torch.optim.AdamW(model.parameters()))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-FIRST, SECOND = (Wanted(position, Progression(0.0, 0, False)) for position in (0, 4))
-
-
-def loop(heard: list[Any]) -> Any:
-    heard.append((yield Now()))
-    heard.append((yield FIRST))
-    heard.append((yield Sleep(1.0)))
-    heard.append((yield SECOND))
-
-
-def performed(steps: Any, answers: list[Any]) -> tuple[list[Any], Any]:
-    """The operations that were yielded, and what the steps returned."""
-    operations, answer = [], None
-    while True:
-        try:
-            operations.append(steps.send(answer))
-        except StopIteration as stop:
-            return operations, stop.value
-        answer = answers.pop(0)
 
 
 ROOM = {"rounds": 400}

@@ -58,11 +58,6 @@ def by_channel(norm: nn.Module) -> nn.Module:
     return Own(lambda self: self.add_module("norm", norm), lambda self, x: self.norm(x.mT).mT)
 
 
-class SelfAttention(nn.MultiheadAttention):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return super().forward(x, x, x, need_weights=False)[0]
-
-
 def tied() -> nn.Module:
     pair = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     pair[1].weight = pair[0].weight
@@ -151,24 +146,10 @@ class Counted(nn.Module):
         return x
 
 
-CARRIED: dict[str, Callable[[], nn.Module]] = {
+CARRIED: dict[str, Callable[[], nn.Module]] = {  # one of each kind of tensor
     "gru": lambda: nn.GRU(WIDTH, WIDTH, 2, batch_first=True),
-    "lstm-projected": lambda: nn.LSTM(WIDTH, 12, proj_size=WIDTH, batch_first=True),
-    "rnn-both-ways": lambda: nn.RNN(WIDTH, WIDTH // 2, bidirectional=True, batch_first=True),
-    "attention": lambda: SelfAttention(WIDTH, 2, batch_first=True),
-    "transformer": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True),
-    "convolution": lambda: by_channel(nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
-    "transposed-convolution": lambda: by_channel(nn.ConvTranspose1d(WIDTH, WIDTH, 1)),
-    "layer-norm": lambda: nn.LayerNorm(WIDTH),
-    "rms-norm": lambda: nn.RMSNorm(WIDTH),
-    "group-norm": lambda: by_channel(nn.GroupNorm(2, WIDTH)),
     "batch-norm-untracked": lambda: by_channel(nn.BatchNorm1d(WIDTH, track_running_stats=False)),
-    "instance-norm": lambda: by_channel(nn.InstanceNorm1d(WIDTH, affine=True)),
-    "prelu": nn.PReLU,
-    "random-relu": nn.RReLU,
-    "dropout": lambda: nn.Dropout(0.5),
     "weight-norm": lambda: parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
-    "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH)),
     "tied": tied,
     "columns-of-one-memory": halves_of_one_memory,
     "column-major": lambda: Own(parameter(torch.randn(WIDTH, WIDTH).t()), lambda self, x: x @ self.p),
@@ -177,7 +158,6 @@ CARRIED: dict[str, Callable[[], nn.Module]] = {
     "unused": lambda: Own(parameter(torch.ones(3)), lambda self, x: x),
     "frozen": lambda: Own(frozen, lambda self, x: x + self.p),
     "bfloat16": lambda: Own(parameter(torch.ones(WIDTH, dtype=torch.bfloat16)), lambda self, x: x * self.p),
-    "float16": lambda: Own(parameter(torch.ones(WIDTH, dtype=torch.float16)), lambda self, x: x * self.p),
     "cache": lambda: Own(buffer(persistent=False), add_to("b")),
     "constant-buffer": lambda: Own(buffer(persistent=True), lambda self, x: x + self.b[0]),
     "quantised-and-frozen": quantised,
