@@ -26,13 +26,12 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.actors.learner import Moments, Values
 from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.tasks.build import Batch, Data, build_model_on_meta, losses_of
+from diloco_cli.tasks.build import Batch, Data, build_model_on_meta
 from diloco_cli.tensors.flat import flatten, unflatten
 from diloco_cli.tensors.payload import Blank
 from diloco_cli.training.devices import Accelerator, Copies, Cuda, LeavingMoments, Placed, largest
 from diloco_cli.training.inner import (
     as_saved,
-    autocast,
     begin_moments,
     keeps_moments,
     moment_names,
@@ -128,7 +127,7 @@ class RankedReplica(Replica):
         self.optimizer.zero_grad(set_to_none=True)
         mean = self._accumulate(position, batch_tokens)
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
-        loss_and_squares = torch.stack([mean.double(), _squares(gradients)])
+        loss_and_squares = torch.stack([mean.double().reshape(()), _squares(gradients)])
         is_copy = isinstance(self.model, DistributedDataParallel)
         distributed.all_reduce(loss_and_squares[:1] if is_copy else loss_and_squares)
         norm = loss_and_squares[1].sqrt()
@@ -139,17 +138,8 @@ class RankedReplica(Replica):
             self._optimize(squares**0.5, lr)
         return loss
 
-    def _accumulate(self, position: int, batch_tokens: int) -> torch.Tensor:
-        """This rank's share of the mean loss, a scalar still on the device."""
-        batch = self.data.batch(self.shard, self.num_shards, position, batch_tokens)
-        parts = list(rank_batches(batch, batch_tokens, self.micro_batch_tokens, self.rank, self.ranks))
-        self.passed = 0.0
-        losses = []
-        for index, (part, share) in enumerate(parts):
-            with self._adding_up(last=index == len(parts) - 1):
-                losses.append(self._pass(part, share))
-            self.passed = (index + 1) / len(parts)
-        return torch.stack(losses).sum()
+    def _parts(self, batch: Batch, batch_tokens: int) -> Iterator[tuple[Batch, float]]:
+        return rank_batches(batch, batch_tokens, self.micro_batch_tokens, self.rank, self.ranks)
 
     def _adding_up(self, last: bool) -> AbstractContextManager[object]:
         """Copies add up their gradients once a step; shards in each backward pass, because no rank has room for the
@@ -158,16 +148,6 @@ class RankedReplica(Replica):
             return nullcontext()
         context: AbstractContextManager[object] = self.model.no_sync()
         return context
-
-    def _pass(self, part: Batch, share: float) -> torch.Tensor:
-        """Forward and backward on one micro-batch; its share of the loss. Both ways of sharding take the mean of the
-        ranks' gradients; times their number it is the sum."""
-        at_once = self.device.type == "cuda"  # from pinned memory, without waiting
-        inputs, targets = (tensor.to(self.device, non_blocking=at_once) for tensor in part)
-        with autocast(self.settings.train.precision, self.device):
-            loss, objective = losses_of(self.model(inputs, targets))
-        (share * self.ranks * objective).backward()  # type: ignore[no-untyped-call]
-        return share * loss.detach()
 
 
 def _squares(gradients: list[torch.Tensor]) -> torch.Tensor:

@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -90,6 +90,7 @@ class Replica:
     shard: int
     num_shards: int
     device: torch.device = CPU
+    ranks = 1  # that divide a batch
     gradient_norm: float = field(default=0.0, init=False)
     passed: float = field(default=0.0, init=False)
     data_s: float | None = field(default=None, init=False)
@@ -155,20 +156,33 @@ class Replica:
         part of the loss that is returned. A batch of one micro-batch is computed as it is.
         """
         asked_s = monotonic_s()
-        batch, micro = self.data.batch(self.shard, self.num_shards, position, batch_tokens), self.micro_batch_tokens
+        batch = self.data.batch(self.shard, self.num_shards, position, batch_tokens)
         self.data_s = 0.0 if self.data_s is None else self.data_s + monotonic_s() - asked_s
-        self.passed = 0.0
-        losses = [self._pass(part, share) for part, share in micro_batches(batch, batch_tokens, micro)]
+        self.passed, losses = 0.0, []
+        parts = list(self._parts(batch, batch_tokens))
+        for index, (part, share) in enumerate(parts):
+            with self._adding_up(last=index == len(parts) - 1):
+                losses.append(self._pass(part, share))
+            self.passed = (index + 1) / len(parts)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
+    def _parts(self, batch: Batch, batch_tokens: int) -> Iterator[tuple[Batch, float]]:
+        """Micro-batches, each with its share of the whole batch's targets."""
+        return micro_batches(batch, batch_tokens, self.micro_batch_tokens)
+
+    def _adding_up(self, last: bool) -> AbstractContextManager[object]:
+        """Around the passes on a micro-batch."""
+        return nullcontext()
+
     def _pass(self, part: Batch, share: float) -> torch.Tensor:
-        """Forward and backward on one micro-batch; its share of the loss, still on the device."""
+        """Forward and backward on one micro-batch; its share of the loss, still on the device. Ranks take the mean of
+        their gradients: times their number it is the sum."""
         at_once = self.device.type == "cuda"  # from pinned memory, without waiting
         inputs, targets = (tensor.to(self.device, non_blocking=at_once) for tensor in part)
         with autocast(self.settings.train.precision, self.device):
             loss, objective = losses_of(self.model(inputs, targets))
-        (objective if share == 1.0 else share * objective).backward()  # type: ignore[no-untyped-call]
-        self.passed += share
+        scale = share * self.ranks
+        (objective if scale == 1.0 else scale * objective).backward()  # type: ignore[no-untyped-call]
         return loss.detach() if share == 1.0 else share * loss.detach()
 
 

@@ -52,6 +52,7 @@ from diloco_cli.protocol.log.operations import Now, Sleep
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import Batch, build_data, build_model
 from diloco_cli.training.inner import clip_gradients, set_learning_rate
+from diloco_cli.training.ranks import RankedReplica
 from diloco_cli.training.replica import (
     CPU,
     WORTH_BESIDE_ACCELERATOR,
@@ -207,6 +208,22 @@ def test_the_gradients_and_the_loss_are_those_of_the_whole_batch(preset: str, se
     for name, gradient in whole.items():
         torch.testing.assert_close(divided[name], gradient, rtol=0, atol=RELATIVE * largest)
     assert its_loss == pytest.approx(loss, rel=1e-6)
+
+
+def test_ranks_wait_for_data_as_one_device_does_and_the_mean_of_their_gradients_is_that_of_the_batch() -> None:
+    ranks = []
+    for rank in range(2):
+        run = settings_of("gpt-pico")
+        ranks.append(RankedReplica(run, build_model(run), build_data(run), 0, 1, rank=rank, ranks=2))
+        assert ranks[-1].data_s is None
+    (whole, loss), *found = (gradients(replica, BATCH) for replica in (replica_of("gpt-pico"), *ranks))
+    assert sum(part for _, part in found) == pytest.approx(loss, rel=1e-6)
+    for name, gradient in whole.items():
+        mean = (found[0][0][name] + found[1][0][name]) / 2
+        torch.testing.assert_close(mean, gradient, rtol=0, atol=RELATIVE * float(gradient.abs().max()) + 1e-7)
+    assert all(replica.data_s == 0.0 and replica.passed == 1.0 for replica in ranks), "the first batch opens the data"
+    ranks[0].backward(BATCH, BATCH)
+    assert ranks[0].data_s > 0.0
 
 
 def test_an_experts_balance_is_taken_of_each_micro_batch_and_the_reported_loss_stays() -> None:
