@@ -16,20 +16,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.digests import is_digest
 from diloco_cli.errors import DilocoError, NotFoundError, RefusedError, UsageError
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store, StoreGoneError
+from diloco_cli.store.url import examples, join_url, normalise_store_url, parse_url, real_url
+from diloco_cli.store.wrappers import Deadline, TimeBoxedStore
 
 if TYPE_CHECKING:
     from diloco_cli.events.bucket import EventReader
     from diloco_cli.observe.facts import Local, RunFacts, StoreClock
-    from diloco_cli.protocol.log.operations import Steps
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.protocol.log.state import RunState
     from diloco_cli.runtime.consent import Allowance, NamedHere
     from diloco_cli.runtime.daemon import SystemClock
     from diloco_cli.runtime.registry import KnownRun
-    from diloco_cli.store.port import Store, StoreGoneError
-    from diloco_cli.store.wrappers import Deadline
     from diloco_cli.syncer.operator import Operator
 
 RUN_FILE = Path("run.yaml")
@@ -143,10 +147,8 @@ def find_run(text: str | None, acts: bool = False, say: Callable[[str], None] | 
     """The run that `text` means: a URL or a folder that holds a run; a run file; a name, which is that of the run file
     in this folder or of the only such run of this machine. Without a text: the run of this folder's run.yaml, else the
     one that was last launched from here. `acts`: the command changes the run, so that no other one will do."""
-    from diloco_cli.cli.output import talk
     from diloco_cli.config.run_file import load_run
     from diloco_cli.runtime.registry import known_at, run_of_name
-    from diloco_cli.store.url import examples, normalise_store_url, parse_url
 
     if text is None:
         return _run_of_this_folder(acts, say or talk)
@@ -224,7 +226,6 @@ def open_run(text: str | None, box: Deadline | None = None, at_home: bool = True
     home = opened.format.home_of(opened.url)
     if not at_home or home == opened.url:
         return opened
-    from diloco_cli.cli.output import talk
     from diloco_cli.runtime.consent import refused_stores
     from diloco_cli.runtime.registry import known_at
 
@@ -245,13 +246,11 @@ def _command_for(url: str, text: str | None) -> str:
 
 
 def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
-    from diloco_cli.cli.output import talk
     from diloco_cli.events.bucket import EventReader
     from diloco_cli.observe.facts import StoreClock
     from diloco_cli.protocol.log.commit_log import read_format
     from diloco_cli.runtime.consent import check_operator, signing_secret
     from diloco_cli.runtime.daemon import SystemClock, perform
-    from diloco_cli.store.port import StoreGoneError
 
     clock = SystemClock(monotonic_s, sleep_s, lambda: None)
     secret = signing_secret()
@@ -266,8 +265,6 @@ def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
 
 def _gone(known: KnownRun, error: StoreGoneError) -> StoreGoneError:
     """A run that was launched or resumed here had a bucket, so a hint how to make one would mislead."""
-    from diloco_cli.store.port import StoreGoneError
-
     if not known.launched_s:
         return error
     hint = f"bring it back or mount it, and the run goes on; `diloco stop {word_for(known.url)}` ends what runs here"
@@ -277,10 +274,7 @@ def _gone(known: KnownRun, error: StoreGoneError) -> StoreGoneError:
 def foreground_store(url: str, box: Deadline | None = None, quiet: bool = False) -> Store:
     """The store at `url` for a command that a person waits for: calls with transient errors are repeated until a
     deadline, and unless `quiet` the errors are reported on stderr."""
-    from diloco_cli.cli.output import talk
-    from diloco_cli.store.open import open_store
     from diloco_cli.store.retry import RetryingStore, RetryNews
-    from diloco_cli.store.wrappers import TimeBoxedStore
 
     store, news = open_store(url), RetryNews((lambda line: None) if quiet else talk)
     bounded, left_s = (store, lambda: inf) if box is None else (TimeBoxedStore(store, box), box.left_s)
@@ -305,7 +299,6 @@ def _run_of_file(path: Path) -> KnownRun:
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
     from diloco_cli.runtime.registry import known_at, known_runs, read_run, this_folder
-    from diloco_cli.store.url import join_url, parse_url
 
     run = load_run(path)
     inventory_path = inventory_path_of(run, path)
@@ -337,9 +330,7 @@ AllowStore = typer.Option([], "--allow-store", metavar="URL", help="Let a bucket
 def named_here(codes: list[str], stores: list[str] | None = None, run_file: Path | None = None) -> NamedHere:
     """What was named on the command line, and in a run file of this machine with its inventory."""
     from diloco_cli.config.huggingface import HUB
-    from diloco_cli.digests import is_digest
     from diloco_cli.runtime.consent import Allowance, NamedHere
-    from diloco_cli.store.url import real_url
 
     for code in codes:
         if not is_digest(code) and CODE.fullmatch(code) is None:
@@ -368,7 +359,6 @@ def _named_by_file(path: Path) -> Allowance:
 
 def operator_of(opened: OpenRun, timeout_s: float | None = None) -> Operator:
     """Puts requests to the run's syncer."""
-    from diloco_cli.cli.output import talk
     from diloco_cli.runtime.consent import refused_stores
     from diloco_cli.syncer.operator import Operator
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from diloco_cli.chaos.faults import Fault, Target
 from diloco_cli.cli.arguments import (
     DryRunOption,
     JsonOption,
@@ -20,24 +21,24 @@ from diloco_cli.cli.arguments import (
     open_known_run,
 )
 from diloco_cli.cli.output import print_json, progress, table, talk
+from diloco_cli.cli.simulate import of_existing
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import to_plain
+from diloco_cli.engines.port import Job
 from diloco_cli.errors import HypothesisError, NotFoundError, RefusedError, StoreError, TryAgainError, UsageError
 from diloco_cli.events.bucket import tell_event
+from diloco_cli.faults import VERIFY, Injection, Scenario, find_scenario, timetable
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunPhase
 from diloco_cli.quantities import format_duration, parse_duration
-from diloco_cli.runtime.registry import SUPERVISOR, noted_at, run_name
+from diloco_cli.runtime.registry import SUPERVISOR, KnownRun, noted_at, read_unit, run_name
 
 if TYPE_CHECKING:
     from diloco_cli.chaos.actions import JournalEntry
-    from diloco_cli.chaos.faults import Fault, Target
     from diloco_cli.chaos.storm import Storm
-    from diloco_cli.engines.port import Job
-    from diloco_cli.faults import Injection, Scenario
     from diloco_cli.observe.status import Status
-    from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.report.history import RunHistory
     from diloco_cli.report.storm import StormReport
-    from diloco_cli.runtime.registry import KnownRun
     from diloco_cli.runtime.units import RunUnit
 
 ANSWERS_WITHIN_S = 60.0  # Python and torch may have to be loaded on the node first
@@ -62,8 +63,6 @@ def storm(
     """Carry out a scenario on the units that live here, then say PASS or FAIL (exit 7). Its seed gives its timetable,
     the same as that of `diloco simulate run`. Ctrl-C heals and ends it."""
     from diloco_cli.chaos.storm import REAL, Storm, refuse_untouchable
-    from diloco_cli.cli.simulate import of_existing
-    from diloco_cli.faults import VERIFY, find_scenario, timetable
     from diloco_cli.forecast.fleet import units_of
     from diloco_cli.forecast.run import goodput_under
     from diloco_cli.observe.status import status_of
@@ -256,7 +255,6 @@ def _reported(
     """Once every struck unit has merged again, or had its time to."""
     from diloco_cli.cli.run_data import problem_of
     from diloco_cli.observe.status import status_of
-    from diloco_cli.protocol.log.state import RunPhase
     from diloco_cli.report.history import marks_of, read_history
     from diloco_cli.report.storm import awaited, storm_report
 
@@ -276,7 +274,6 @@ def _reported(
 def _job_of(known: KnownRun, unit: str) -> tuple[RunUnit, Job] | None:
     """None if it is a unit of this machine, or of none that is known here."""
     from diloco_cli.cli.jobs import job_of
-    from diloco_cli.runtime.registry import read_unit
 
     if unit == SUPERVISOR or read_unit(noted_at(known.url), unit) is not None:
         return None

@@ -15,8 +15,11 @@ import typer
 
 from diloco_cli.cli.output import print_json
 from diloco_cli.config.codec import to_plain
-from diloco_cli.config.fields import origin_of, values_of
+from diloco_cli.config.fields import origin_of, schema_of, values_of
+from diloco_cli.config.run_file import load_run_with_origins
+from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import UsageError, suggestion
+from diloco_cli.observe.fields import declared
 
 config = typer.Typer(help="Settings of a run.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -29,8 +32,6 @@ def show(
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """Print the settings of a run file, defaults included."""
-    from diloco_cli.config.run_file import load_run_with_origins
-
     run, origins = load_run_with_origins(file, overrides)
     if json:
         print_json("config", {"settings": to_plain(run), "origins": origins})
@@ -156,9 +157,6 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def _of_file(name: str) -> dict[str, Any]:
-    from diloco_cli.config.fields import schema_of
-    from diloco_cli.config.settings import Inventory, RunSettings
-
     if name == "run":
         return schema_of(RunSettings)
     found = schema_of(Inventory)
@@ -220,8 +218,6 @@ def _of_type(place: str) -> dict[str, Any]:
 
 def _describe(section: type, definitions: dict[str, Any]) -> None:
     """What the fields mean, as they and those of their sections are declared."""
-    from diloco_cli.observe.fields import declared
-
     for name, each in declared(section):
         definitions[section.__name__]["properties"][name]["description"] = each.doc
     for hint in get_type_hints(section).values():

@@ -7,22 +7,40 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import typer
 
-from diloco_cli.cli.arguments import AllowCode, AllowStore, complete_devices, find_run, named_here
+from diloco_cli.cli.arguments import AllowCode, AllowStore, complete_devices, find_run, named_here, open_run
 from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.config.hardware import expand_hostlist
 from diloco_cli.environment import DEVICE_VARIABLE, environment_value, set_environment
 from diloco_cli.errors import FencedError, TakenError, UsageError
+from diloco_cli.events.bucket import EVALUATOR
+from diloco_cli.learner.parent import (
+    IslandNode,
+    RankPlace,
+    die_with_parent,
+    node_here,
+    place_here,
+    run_ranks,
+    started_as_rank,
+)
+from diloco_cli.paths import checked_name
+from diloco_cli.protocol.actors.joining import refuse_beside_living
+from diloco_cli.protocol.log.commit_log import read_format
+from diloco_cli.protocol.log.keys import SYNCER
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.quantities import parse_count, parse_duration
+from diloco_cli.runtime.consent import NamedHere, consented, signing_secret
+from diloco_cli.runtime.daemon import SystemClock, perform
+from diloco_cli.runtime.registry import telling_why
 from diloco_cli.runtime.units import diloco_command
-
-if TYPE_CHECKING:
-    from diloco_cli.learner.parent import IslandNode, RankPlace
-    from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
-    from diloco_cli.store.port import Store
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store
+from diloco_cli.store.retry import RetryingStore
+from diloco_cli.syncer.standby import run_standby
 
 TASK_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm, of Kubernetes
 
@@ -60,9 +78,6 @@ def learner(
     allow_store: list[str] = AllowStore,
 ) -> None:
     """Run one island's learner: joins the run at URL, trains until it is over."""
-    from diloco_cli.learner.parent import die_with_parent, place_here, run_ranks
-    from diloco_cli.runtime.registry import telling_why
-
     if not join and (region is not None or batch_tokens is not None):
         raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
     batch = None if batch_tokens is None else parse_count(batch_tokens)
@@ -103,9 +118,6 @@ def _check_names(name: str | None, name_from: str | None, join: bool, alone: boo
 @contextmanager
 def _or_another(run: str, name: str, names: str | None) -> Iterator[None]:
     """Of processes that found one name free at the same moment one keeps it: the others take the next one."""
-    from diloco_cli.cli.arguments import open_run
-    from diloco_cli.learner.parent import started_as_rank
-
     if names is None or started_as_rank():  # its parent does
         yield
         return
@@ -126,10 +138,6 @@ def _become_first_free(run: str, names: str, lost: str | None = None) -> NoRetur
     """Start again as the island of the first of these names that no living learner has. A task of an array begins with
     the name of its own number, so that those that start together do not choose the same; those that have `lost` one
     go on behind it, each at a place of its own."""
-    from diloco_cli.cli.arguments import open_run
-    from diloco_cli.config.hardware import expand_hostlist
-    from diloco_cli.protocol.actors.joining import refuse_beside_living
-
     opened, chosen = open_run(run, at_home=False), list(expand_hostlist(names))
     own = next(filter(None, map(environment_value, TASK_VARIABLES)), "0")
     first = int(own) if own.isdecimal() else 0
@@ -155,8 +163,6 @@ def _node(
     rendezvous: str | None,
 ) -> IslandNode | None:
     """What this process starts; None: it is one of the ranks. Raises UsageError if it is, and is told what to start."""
-    from diloco_cli.learner.parent import node_here, started_as_rank
-
     if not started_as_rank():
         return node_here(run, name, ranks, nodes, index, rendezvous)
     if not (place and place.has_parent) and (ranks or nodes or rendezvous):
@@ -191,9 +197,6 @@ def syncer(
     place, here = find_run(url or run).url, named_here(allow_code, allow_store)
     if evaluator_device is not None:
         set_environment(DEVICE_VARIABLE, evaluator_device)
-    from diloco_cli.learner.parent import die_with_parent
-    from diloco_cli.protocol.log.keys import SYNCER
-    from diloco_cli.runtime.registry import telling_why
 
     if not hosted:  # a host's child leaves in order, once its stdin closes
         die_with_parent()
@@ -204,8 +207,6 @@ def syncer(
 
         with telling_why(place, SYNCER):
             sys.exit(run_syncer(place, _rebuilt, here))
-    from diloco_cli.paths import checked_name
-    from diloco_cli.syncer.standby import run_standby
 
     called = checked_name(name or "standby", "name of a standby")
     with telling_why(place, called):
@@ -229,14 +230,6 @@ def evaluator(
     device: str | None = typer.Option(None, "--device", help="Where. Default: DILOCO_EVALUATOR_DEVICE, cpu."),
 ) -> None:
     """Started by the syncer: evaluates committed versions."""
-    from diloco_cli.environment import DEVICE_VARIABLE, environment_value
-    from diloco_cli.events.bucket import EVALUATOR
-    from diloco_cli.protocol.log.commit_log import read_format
-    from diloco_cli.runtime.consent import NamedHere, consented, signing_secret
-    from diloco_cli.runtime.daemon import SystemClock, perform
-    from diloco_cli.runtime.registry import telling_why
-    from diloco_cli.store.open import open_store
-    from diloco_cli.store.retry import RetryingStore
     from diloco_cli.syncer.evaluation import requests_until_the_syncer_ends, serve_evaluations, take_stdout
     from diloco_cli.training.devices import choose_device
 

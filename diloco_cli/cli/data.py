@@ -9,14 +9,15 @@ import typer
 
 from diloco_cli.cli.arguments import JsonOption, foreground_store
 from diloco_cli.cli.output import ProgressLine, print_json, progress, talk
+from diloco_cli.corpus.index import Index, Shard, check_sizes, read_index
 from diloco_cli.environment import set_environment_default
 from diloco_cli.errors import UsageError
 from diloco_cli.quantities import format_count, format_size
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store, StoreGoneError
 
 if TYPE_CHECKING:
-    from diloco_cli.corpus.index import Index, Shard
     from diloco_cli.corpus.tokenizing import Documents, Tokenized
-    from diloco_cli.store.port import Store
 
 Dtype = Literal["uint16", "uint32"]
 SPLIT, COLUMN = "train", "text"
@@ -129,7 +130,6 @@ def show(
     as_json: bool = JsonOption,
 ) -> None:
     """What token shards there are; with --check, whether they are what their index says (exit 11 if not)."""
-    from diloco_cli.corpus.index import check_sizes, read_index
     from diloco_cli.corpus.shards import TokenShards
 
     store = _opened(place)
@@ -160,9 +160,6 @@ class _Teller:
 
 
 def _opened(place: str, create: bool = False) -> Store:
-    from diloco_cli.store.open import open_store
-    from diloco_cli.store.port import StoreGoneError
-
     if create:
         open_store(place, create=True)
     try:

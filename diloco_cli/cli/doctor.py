@@ -19,6 +19,7 @@ import typer
 from diloco_cli.cli.arguments import JsonOption
 from diloco_cli.cli.output import console, print_json, report_error, talk
 from diloco_cli.errors import StoreError, TerminatedError, UsageError
+from diloco_cli.store.url import parse_url
 
 if TYPE_CHECKING:
     from diloco_cli.doctor.examine import Check, Examination
@@ -40,7 +41,6 @@ def doctor(
 ) -> None:
     """Prove a store: exclusive creates under races, reads, listings, clock, speed."""
     from diloco_cli.doctor.examine import QUICK, Effort, examine
-    from diloco_cli.store.url import parse_url
 
     if not timeout > 0:
         raise UsageError(f"--timeout {timeout:g} is not a number of seconds above 0")

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import typer
 
@@ -27,12 +27,16 @@ from diloco_cli.cli.output import talk
 from diloco_cli.cli.status import riding_out
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import to_plain
+from diloco_cli.engines.port import LogCommands
+from diloco_cli.engines.tool import SSH_FAILED, start_tool
 from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError, NotFoundError, escaped, suggestion
+from diloco_cli.events.bucket import EVALUATOR
+from diloco_cli.events.event import Event
+from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.quantities import parse_duration, time_text
-
-if TYPE_CHECKING:
-    from diloco_cli.events.event import Event
-    from diloco_cli.runtime.registry import KnownRun
+from diloco_cli.runtime.registry import KnownRun, Line, by_time, log_files, noted_at, tail
+from diloco_cli.runtime.registry import follow as follow_logs
+from diloco_cli.store.wrappers import Deadline
 
 FOLLOW_EVERY_S = 2.0
 ANSWERS_WITHIN_S, LOOKS_EVERY_S = 15.0, 0.05
@@ -49,8 +53,6 @@ def events(
     unit: str | None = typer.Option(None, "--unit", help="Only this unit.", autocompletion=complete_units),
 ) -> None:
     """Print what happened: starts, ends and their causes, faults on purpose, refusals, takeovers, joins, merges."""
-    from diloco_cli.store.wrappers import Deadline
-
     within_s = None if since is None else parse_duration(since)
     box = Deadline(LOOK_S)
     opened = open_run(run, box)
@@ -78,9 +80,6 @@ def events(
 def _refuse_unknown(unit: str, islands: set[str], found: list[Event]) -> None:
     """Raises NotFoundError for a name that no island has, and nobody who has told anything: else there is only silence
     to see of a name that was mistyped."""
-    from diloco_cli.events.bucket import EVALUATOR
-    from diloco_cli.protocol.log.keys import SYNCER
-
     known = sorted({*islands, SYNCER, EVALUATOR, *(event.unit for event in found)})
     if unit not in known:
         raise NotFoundError(f"no unit {unit!r} is known in this run{suggestion(unit, known)}", hint="diloco events")
@@ -88,7 +87,6 @@ def _refuse_unknown(unit: str, islands: set[str], found: list[Event]) -> None:
 
 def _print(found: list[Event], seen: Seen, as_json: bool) -> None:
     """What was not printed before. (A summed-up event is printed again when it has grown.)"""
-    from diloco_cli.errors import escaped
     from diloco_cli.observe.screen import date_and_clock
 
     for event in found:
@@ -110,9 +108,6 @@ def logs(
 ) -> None:
     """Print the logs that a run's units and their supervisor wrote on this machine, and those of its jobs elsewhere, in
     the order of time."""
-    from diloco_cli.runtime.registry import Line, by_time, log_files, noted_at, tail
-    from diloco_cli.runtime.registry import follow as follow_logs
-
     known = find_run(run)
     with _logs_elsewhere(known, unit, lines, follow) as (there, look):
         files = there or log_files(noted_at(known.url), unit)
@@ -141,8 +136,6 @@ def _logs_elsewhere(
     """Files into which the engines' own commands print the logs of jobs that are not on this machine; and what is to be
     called now and then: it tells of those that have ended, and says that this is no reason to stop."""
     from diloco_cli.cli.jobs import log_commands
-    from diloco_cli.engines.port import LogCommands
-    from diloco_cli.engines.tool import SSH_FAILED, start_tool
 
     with TemporaryDirectory(prefix="diloco-logs-") as folder, ExitStack() as ends:
         commands, started = LogCommands(), dict[Units, tuple[subprocess.Popen[bytes], Thread]]()

@@ -19,12 +19,14 @@ from diloco_cli.cli.output import print_json, talk
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.hardware import CPU
+from diloco_cli.config.inventory_file import inventory_to_text, load_inventory
+from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import DilocoError, NotFoundError, UsageError, suggestion
 from diloco_cli.paths import templates_directory
 from diloco_cli.quantities import format_count, format_duration
+from diloco_cli.store.url import normalise_store_url
 
 if TYPE_CHECKING:
-    from diloco_cli.config.settings import Inventory, RunSettings
     from diloco_cli.plan.plan import Plan
     from diloco_cli.probe.clusters import Partition, Pool
     from diloco_cli.probe.entry import MachineEntry
@@ -172,7 +174,6 @@ def _with_partitions(inventory: str) -> str:
 
 
 def _for_this_machine() -> list[str]:
-    from diloco_cli.config.inventory_file import inventory_to_text
     from diloco_cli.probe.entry import first_inventory, first_run
     from diloco_cli.probe.measure import machine_facts, matrix_tflops, training_types
 
@@ -231,7 +232,6 @@ def probe(
     if file and name:
         talk("--name is for a machine without a run file: the islands keep the names of the run's inventory")
     from diloco_cli.probe.measure import Probe
-    from diloco_cli.store.url import normalise_store_url
 
     url = None if store is None else normalise_store_url(store, Path.cwd())
     found = Probe(seconds, talk, run, file.parent if file else Path(), inventory, url).measure()
@@ -260,7 +260,6 @@ def from_cluster(
     region: str = typer.Option("here", "--region", help="Their region, where they do not say it."),
 ) -> None:
     """Print an inventory of a cluster's nodes, with the catalogue's speeds: machines, of which `plan` forms islands."""
-    from diloco_cli.config.inventory_file import inventory_to_text
     from diloco_cli.probe.clusters import entry_of
     from diloco_cli.probe.entry import island_name
 
@@ -323,7 +322,6 @@ def _refuse_strange(named: Iterable[str], known: set[str], what: str) -> None:
 
 
 def _run_and_inventory(file: Path | None, overrides: list[str]) -> tuple[RunSettings | None, Inventory | None]:
-    from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
 
     if file is None:
@@ -346,7 +344,6 @@ def _entry(
 
 
 def _text(entry: MachineEntry, found: Measurements) -> str:
-    from diloco_cli.config.inventory_file import inventory_to_text
     from diloco_cli.probe.entry import figures
 
     head = f"Measured by `diloco inventory probe` at {utc_now_text()[:16]}Z on {socket.gethostname()}:"

@@ -24,6 +24,7 @@ from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, LogCommands,
 from diloco_cli.engines.sites import engine_of
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, RefusedError, StoreError, UsageError, escaped
+from diloco_cli.observe.unit_states import working
 from diloco_cli.paths import make_directory
 from diloco_cli.protocol.actors.requests import stop_stands
 from diloco_cli.protocol.log.keys import job_hint_key
@@ -284,8 +285,6 @@ def submit_missing(
 def _without_those_of_others(opened: OpenRun, units: Sequence[RunUnit], by_region: bool) -> list[RunUnit]:
     """The units but for those that a Slurm was given which cannot be asked from here: they may wait in its queue. The
     user's word for their region brings them here, unless they work there now."""
-    from diloco_cli.observe.unit_states import working
-
     ours, named = {""}, [engine_for(opened.url, infra) for infra in filter(is_submitted, sites_of(opened.url))]
     with suppress(DilocoError):  # of one that does not answer it is not known
         _at_once(((engine, "") for engine in named if units), lambda engine, own: ours.add(engine.cluster))

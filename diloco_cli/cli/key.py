@@ -24,7 +24,20 @@ from diloco_cli.cli.operators import open_unfinished
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.errors import DataCheckError, RefusedError, UsageError
 from diloco_cli.paths import checked_name, templates_directory
-from diloco_cli.signing import KEY_FILE_VARIABLE
+from diloco_cli.protocol.log.keys import CERTIFICATES, fingerprint
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
+from diloco_cli.randomness import new_private_key
+from diloco_cli.signing import (
+    KEY_FILE_VARIABLE,
+    KEY_HINT,
+    Secret,
+    is_public_key,
+    machine_text,
+    public_key,
+    short_key,
+    syncer_signer,
+)
+from diloco_cli.store.port import Created, all_keys
 from diloco_cli.store.url import parse_url
 
 Role = Literal["learner", "syncer"]
@@ -41,9 +54,7 @@ key = typer.Typer(help="Keys with which records are signed.", no_args_is_help=Tr
 @key.command("new")
 def new(file: Path = FileArgument) -> None:
     """Make an operator's secret, for one or more runs. It stays on this machine."""
-    from diloco_cli.randomness import new_private_key
     from diloco_cli.runtime.consent import write_key
-    from diloco_cli.signing import Secret, short_key
 
     text = new_private_key()
     write_key(file, text)
@@ -57,9 +68,7 @@ def request(
     run: str = RunArgument, role: Role = RoleArgument, name: str = NameArgument, file: Path = FileArgument
 ) -> None:
     """Make this machine's own key for a signed run; prints its public half, which the operator certifies."""
-    from diloco_cli.randomness import new_private_key
     from diloco_cli.runtime.consent import write_key
-    from diloco_cli.signing import machine_text, public_key, short_key
 
     opened = signed_run(run)
     assert opened.format.signing is not None
@@ -82,10 +91,7 @@ def certify(
 ) -> None:
     """Certify a machine's key for a role and a name in a run, with the operator's secret in the environment."""
     from diloco_cli.protocol.log.claims import certificate_record
-    from diloco_cli.protocol.log.keys import fingerprint
     from diloco_cli.runtime.consent import consented, signing_secret
-    from diloco_cli.signing import KEY_HINT, is_public_key, short_key
-    from diloco_cli.store.port import Created
 
     opened, secret = signed_run(run), signing_secret()
     if secret is None or not secret.is_operators:
@@ -120,8 +126,6 @@ def revoke(
 ) -> None:
     """Revoke a key: from one commit on, nothing that it signs counts. What was merged stays; a process that works with
     it ends with an error."""
-    from diloco_cli.signing import is_public_key
-
     opened, state = open_unfinished(run, "revoke")
     named = certified_keys(opened, which) or ({which: None} if is_public_key(which) else {})
     keys = [public for public in named if public not in state.revoked]
@@ -146,7 +150,6 @@ def signed_run(run: str) -> OpenRun:
 def signers_of(opened: OpenRun, role: Role, name: str) -> tuple[str, ...]:
     """As whom such a machine signs in this run."""
     from diloco_cli.runtime.units import signers_on
-    from diloco_cli.signing import syncer_signer
 
     checked_name(name, f"the name of a {role}")
     return signers_on(opened.format, name) if role == "learner" else (syncer_signer(name),)
@@ -173,9 +176,6 @@ def certified_keys(opened: OpenRun, which: str) -> dict[str, str | None]:
     """The public keys that were certified for this name, or this one key, by the certificates in the bucket; each with
     the learner whose it is (None: a syncer's)."""
     from diloco_cli.protocol.log.claims import certificate_in
-    from diloco_cli.protocol.log.keys import CERTIFICATES
-    from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
-    from diloco_cli.store.port import all_keys
 
     found: dict[str, str | None] = {}
     for key in all_keys(opened.store, CERTIFICATES):

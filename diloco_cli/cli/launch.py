@@ -23,7 +23,20 @@ from diloco_cli.cli.arguments import (
     open_known_run,
 )
 from diloco_cli.cli.output import ProgressLine, progress, talk
+from diloco_cli.cli.plan import print_plan
+from diloco_cli.clock import utc_now_text
+from diloco_cli.config.hardware import data_class_of
+from diloco_cli.corpus.index import Shard
+from diloco_cli.digests import short_digest
 from diloco_cli.errors import UsageError
+from diloco_cli.layout import layout_warning
+from diloco_cli.paths import refuse_unwritable, user_state_directory
+from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.randomness import nonce
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store
+from diloco_cli.store.url import join_url
+from diloco_cli.store.wrappers import Deadline
 
 if TYPE_CHECKING:
     from diloco_cli.cli.preflight import Tried
@@ -34,7 +47,6 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.runtime.consent import NamedHere
     from diloco_cli.runtime.registry import KnownRun
-    from diloco_cli.store.port import Store
     from diloco_cli.tasks.weights import Values
 
 
@@ -88,7 +100,6 @@ def launch(
     from diloco_cli.cli.hooks import hooks_of
     from diloco_cli.cli.supervision import go_on, refuse_unless_free
     from diloco_cli.runtime.consent import NamedHere, consented, named_in_files, search_last, stores_of
-    from diloco_cli.store.url import join_url
 
     hooks, folder = hooks_of(on_event, webhook), file.parent
     search_last(folder)
@@ -156,8 +167,6 @@ def _values_of(plan: Plan, begins: bool, tried: list[Tried]) -> Values | None:
 
 def _begin(opened: OpenRun, run: RunSettings, is_tried: bool, values: Values, shown: ProgressLine) -> None:
     """The run's first commit, unless it has one; and the loss of its values, where the model is small enough to try."""
-    from diloco_cli.clock import utc_now_text
-    from diloco_cli.randomness import nonce
     from diloco_cli.runtime.daemon import own_claim
     from diloco_cli.syncer.daemon import MAX_EVALUATED, begin, first_loss, first_versions
 
@@ -187,11 +196,8 @@ def _say_created(opened: OpenRun, is_new: bool, as_json: bool) -> None:
 
 def _prepare(data: DataSettings, shown: ProgressLine) -> None:
     """Before anything is written to the bucket: the place for this machine's notes, and the run's text as tokens."""
-    from diloco_cli.paths import refuse_unwritable, user_state_directory
-
     refuse_unwritable(user_state_directory("runs"))
     if data.text:
-        from diloco_cli.corpus.index import Shard
         from diloco_cli.corpus.sources import markup_warning
         from diloco_cli.corpus.tokenizing import Tokenized, shards_of_text
 
@@ -213,7 +219,6 @@ def _created(
     shown: ProgressLine,
 ) -> tuple[KnownRun, bool]:
     """The run in its bucket, and whether it is new."""
-    from diloco_cli.digests import short_digest
     from diloco_cli.launch.new_run import (
         create_in_region,
         create_run,
@@ -223,10 +228,8 @@ def _created(
         with_buffers_of,
     )
     from diloco_cli.launch.plan_files import islands_of, signed
-    from diloco_cli.layout import layout_warning
     from diloco_cli.runtime.consent import consented, signing_secret, stores_of
     from diloco_cli.runtime.registry import note_sites, remember_run, sites_of
-    from diloco_cli.store.url import join_url
 
     plan = found.plan
     url = join_url(plan.inventory.store.url, plan.run.name)
@@ -276,7 +279,6 @@ def _keep(home: Store, found: Resolved) -> None:
 
 def _check_streams(fresh: RunFormat) -> None:
     """Whether a run's own tokens are enough for all its learners."""
-    from diloco_cli.config.hardware import data_class_of
     from diloco_cli.tasks.build import check_own_data
 
     batches = [island.batch_tokens for island in fresh.islands if data_class_of(island.infra) is None]
@@ -290,10 +292,7 @@ def _trusted_store(url: str) -> Store:
     creates, on which every guarantee rests; each launch of a new run asks anew, for a bucket may have changed its
     proxy or its server since. Raises StoreError (exit 6)."""
     from diloco_cli.doctor.examine import prove_exclusive_create
-    from diloco_cli.protocol.log.keys import FORMAT_KEY
     from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
-    from diloco_cli.store.open import open_store
-    from diloco_cli.store.wrappers import Deadline
 
     open_store(url, create=True)  # a directory is made
     store = foreground_store(url, Deadline(ANSWERS_WITHIN_S))
@@ -305,8 +304,6 @@ def _trusted_store(url: str) -> Store:
 def _say_plan(found: Resolved, region: str | None, as_json: bool, folder: Path, syncer_here: bool) -> None:
     plan = found.plan
     if as_json:
-        from diloco_cli.cli.plan import print_plan
-
         print_plan(found, {})
         return
     print(f"run {plan.run.name}: {plan.verdict}: {plan.why}")

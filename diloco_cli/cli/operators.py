@@ -38,11 +38,13 @@ from diloco_cli.cli.arguments import (
 from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.errors import DilocoError, RefusedError, StoreError, TryAgainError, UsageError
 from diloco_cli.quantities import format_duration, format_size
+from diloco_cli.runtime.processes import is_started_by_diloco
+from diloco_cli.store.open import discard_leftovers_at
+from diloco_cli.store.port import StoreGoneError
 
 if TYPE_CHECKING:
     from diloco_cli.protocol.log.records import RequestKind
     from diloco_cli.protocol.log.state import RunState
-    from diloco_cli.store.port import StoreGoneError
 
 
 ALL_REGIONS = "all"
@@ -83,7 +85,6 @@ def stop(
     """Stop a run cleanly, on all machines; `diloco resume` goes on with it. Without its bucket: end what runs here."""
     from diloco_cli.cli.jobs import end_jobs
     from diloco_cli.protocol.log.state import RunPhase
-    from diloco_cli.store.port import StoreGoneError
 
     try:
         opened = open_run(run, acts=True)
@@ -182,7 +183,6 @@ def resume(
 def _as_before(opened: OpenRun, region: str | None, syncer_here: bool) -> tuple[str | None, bool]:
     """The region (None: all), and whether the syncer runs here: as typed; without a region, as this machine was asked
     last, so that of two machines each resumes what it had."""
-    from diloco_cli.runtime.processes import is_started_by_diloco
     from diloco_cli.runtime.registry import read_resuming
 
     words = () if region is not None or is_started_by_diloco() else read_resuming(opened.url).words
@@ -316,8 +316,6 @@ def gc(
 
 
 def _discard_leftovers(url: str) -> None:
-    from diloco_cli.store.open import discard_leftovers_at
-
     try:
         found = discard_leftovers_at(url)
     except StoreError as error:

@@ -24,13 +24,14 @@ from diloco_cli.cli.arguments import (
 )
 from diloco_cli.cli.output import print_json, progress, refuse_place, talk, writing_to
 from diloco_cli.errors import DataCheckError, UsageError, escaped
+from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.quantities import format_size, parse_size
 from diloco_cli.randomness import seed as fresh_seed
+from diloco_cli.runtime.consent import consented
 
 if TYPE_CHECKING:
     from diloco_cli.inference.generation import Causal
     from diloco_cli.inference.vocabulary import TextStream, Vocabulary
-    from diloco_cli.protocol.log.state import RunState
 
 MODEL = Path("model.safetensors")
 MAX_SHARD_SIZE = "5GB"
@@ -102,7 +103,6 @@ def _export_file(
     opened: OpenRun, path: Path, kind: Kind, dtype: Dtype | None, as_json: bool, allow_code: list[str]
 ) -> None:
     from diloco_cli.export import files, naming
-    from diloco_cli.runtime.consent import consented
 
     layout = opened.format.layout
     if kind is Kind.torch:
@@ -213,7 +213,6 @@ def causal_of(
     """The number of the newest commit, its model, and how text is written for it."""
     from diloco_cli.inference.generation import Causal, load_model
     from diloco_cli.inference.vocabulary import vocabulary_of
-    from diloco_cli.runtime.consent import consented
     from diloco_cli.training.devices import choose_device
 
     where = choose_device(device)
@@ -251,8 +250,6 @@ def evaluate(
 ) -> None:
     """Evaluate the newest committed parameters: the held-out loss."""
     from diloco_cli.inference.generation import load_model
-    from diloco_cli.protocol.log.state import RunPhase
-    from diloco_cli.runtime.consent import consented
     from diloco_cli.syncer.evaluation import FINAL_FACTOR, held_out_loss
     from diloco_cli.tasks.build import build_data
     from diloco_cli.training.devices import choose_device

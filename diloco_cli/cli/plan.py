@@ -11,18 +11,47 @@ import typer
 
 from diloco_cli.cli.arguments import OpenRun, open_run
 from diloco_cli.cli.output import print_json, progress, talk
+from diloco_cli.cli.plan_choices import (
+    Compared,
+    compared_text,
+    frontier_rows,
+    frontier_svg,
+    frontier_text,
+    rented_entry,
+    renting_text,
+    rival_rows,
+    rivals_text,
+)
+from diloco_cli.cli.plan_view import (
+    answer,
+    calibration_text,
+    confirmed_text,
+    details_text,
+    explanation_text,
+    labelled,
+    plan_text,
+    waterfall_svg,
+)
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import UsageError
+from diloco_cli.config.fields import kinds_of, read_yaml_file
+from diloco_cli.config.prices import EXAMPLE, load_prices
+from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.launch.plan_files import NOT_KEPT, Inputs, Resolved, keep, read_inputs, resolve
+from diloco_cli.plan.plan import Goal, Objective, Plan, load_plan, plan_differences, plan_to_json, save_plan, summary_of
+from diloco_cli.plan.planner import explain, make_plan, outline, rivals
+from diloco_cli.plan.renting import Rental, made, read_wish, renting
 from diloco_cli.plots import save_svg
+from diloco_cli.protocol.log.commit_log import next_commit
+from diloco_cli.protocol.log.keys import offer_key
+from diloco_cli.protocol.log.metrics import MergeNote
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, Offer, decode
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.rules.merging import is_well_formed
 from diloco_cli.quantities import parse_count, parse_duration, parse_price
 
 if TYPE_CHECKING:
     from diloco_cli.forecast.fleet import SimulatedFleet
-    from diloco_cli.launch.plan_files import Inputs, Resolved
     from diloco_cli.plan.calibrate import MeasuredRun
-    from diloco_cli.plan.plan import Goal, Objective, Plan
-    from diloco_cli.protocol.log.metrics import MergeNote
-    from diloco_cli.protocol.log.state import RunState
 
 DIFFERS_STATUS = 10
 OBJECTIVES: tuple[Objective, ...] = ("tokens", "cost", "loss")
@@ -66,8 +95,6 @@ def plan(
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """Plan islands, schedule and predictions for the hardware of INVENTORY."""
-    from diloco_cli.plan.plan import load_plan, summary_of
-
     _refuse_together(add, wanted, unwanted, prices, calibrate, diff if simulate and not json else None)
     named, file = _files(inventory, file)
     earlier = load_plan(diff) if diff else None
@@ -118,8 +145,6 @@ def _planned(
     file: Path | None, overrides: Sequence[str], named: Path | None, goal: Goal, add: str | None, prices: Path | None
 ) -> tuple[Resolved, dict[str, Any]]:
     """And what is said beside it: what to rent, two plans compared."""
-    from diloco_cli.launch.plan_files import read_inputs, resolve
-
     if add:
         return _with_rented(read_inputs(file, overrides, named, talk, needs_hardware=False), add, prices, goal)
     if goal.with_islands or goal.without_islands:
@@ -138,12 +163,9 @@ def _print(
     is_written: bool,
 ) -> list[str]:
     """The plan, or how it differs from an earlier one; returns that. `is_written`: by -o."""
-    from diloco_cli.plan.plan import plan_differences
-
     changes = plan_differences(earlier, found.plan) if earlier else []
     if json:
         plain: dict[str, Any] = {key: extra[key].plain() for key in ("rent", "compared") if key in extra}
-        from diloco_cli.cli.plan_choices import frontier_rows, rival_rows
 
         plain |= {"frontier": frontier_rows(extra["frontier"])} if "frontier" in extra else {}
         plain |= {"rivals": rival_rows(extra["rivals"])} if "rivals" in extra else {}
@@ -156,7 +178,6 @@ def _print(
 def _frontier(found: Resolved, goal: Goal) -> list[Plan]:
     """With the hardware of the plan; settings that nobody gave are searched anew."""
     from diloco_cli.plan.frontier import frontier
-    from diloco_cli.plan.planner import outline
 
     made = found.plan
 
@@ -170,8 +191,6 @@ def _frontier(found: Resolved, goal: Goal) -> list[Plan]:
 
 
 def _explanations(made: Plan) -> Any:
-    from diloco_cli.plan.planner import explain
-
     return to_plain(explain(made))
 
 
@@ -182,7 +201,6 @@ def _confirmed(found: Resolved, simulate: bool | None, is_screen: bool) -> dict[
         return {}
     from diloco_cli.forecast.outlook import outlook, rivalry
     from diloco_cli.forecast.run import BRIEF, LONG, offers_to_confirm
-    from diloco_cli.plan.planner import rivals
 
     made, span, said = found.plan, LONG if simulate else BRIEF, dict[str, Any]()
     offers = offers_to_confirm(made, LONG)
@@ -214,8 +232,6 @@ def _confirmed(found: Resolved, simulate: bool | None, is_screen: bool) -> dict[
 
 def print_plan(found: Resolved, extra: dict[str, Any], warnings: Sequence[str] = ()) -> None:
     """The object of `plan --json`, and of `launch -n --json`."""
-    from diloco_cli.plan.plan import plan_to_json
-
     print_json("plan", plan_to_json(found.plan) | extra, warnings=[*found.plan.warnings, *warnings])
 
 
@@ -244,8 +260,6 @@ def _told_of(warnings: Sequence[str], verbose: bool) -> list[str]:
 
 def _files(given: Path | None, file: Path | None) -> tuple[Path | None, Path | None]:
     """The inventory and the run file. Without both: what `diloco init` writes."""
-    from diloco_cli.config.fields import kinds_of, read_yaml_file
-
     if given is not None and file is None and kinds_of(read_yaml_file(given)) == ["run file"]:
         return None, given
     here = Path("run.yaml")
@@ -256,8 +270,6 @@ def _files(given: Path | None, file: Path | None) -> tuple[Path | None, Path | N
 
 
 def _goal(objective: str, budget: str | None, deadline: str | None) -> Goal:
-    from diloco_cli.plan.plan import Goal
-
     wanted = next((known for known in OBJECTIVES if known == objective), None)
     if wanted is None:
         raise UsageError(f"--objective must be one of {', '.join(OBJECTIVES)}, not '{objective}'")
@@ -279,9 +291,6 @@ def _goal(objective: str, budget: str | None, deadline: str | None) -> Goal:
 
 def _compared(asked: Inputs, goal: Goal) -> tuple[Resolved, dict[str, Any]]:
     """The plan with and without the islands of the goal, beside the one that nobody asked for any."""
-    from diloco_cli.cli.plan_choices import Compared
-    from diloco_cli.launch.plan_files import NOT_KEPT, Resolved
-
     with progress("planning what it is compared with"):
         now = asked.planned(replace(goal, with_islands=(), without_islands=()), None)
     with progress("planning"):
@@ -298,11 +307,6 @@ def _compared(asked: Inputs, goal: Goal) -> tuple[Resolved, dict[str, Any]]:
 
 def _with_rented(asked: Inputs, add: str, prices: Path | None, goal: Goal) -> tuple[Resolved, dict[str, Any]]:
     """The plan with the best of what can be rented."""
-    from diloco_cli.cli.plan_choices import Compared
-    from diloco_cli.config.prices import EXAMPLE, load_prices
-    from diloco_cli.launch.plan_files import NOT_KEPT, Resolved
-    from diloco_cli.plan.renting import Rental, made, read_wish, renting
-
     path = prices or EXAMPLE
     rental = Rental(asked.run, asked.inventory, asked.facts, asked.origins)
     table, wish = load_prices(path, asked.inventory.devices), read_wish(add, asked.inventory.devices)
@@ -319,7 +323,6 @@ def _with_rented(asked: Inputs, add: str, prices: Path | None, goal: Goal) -> tu
 def _calibrated(run: str, made: Plan) -> tuple[Plan, Any]:
     """The plan made again with the speeds that a run measured, and the comparison."""
     from diloco_cli.plan.calibrate import calibrate
-    from diloco_cli.plan.planner import make_plan
 
     calibration = calibrate(made, measured_run(run))
     again = make_plan(made.run, calibration.inventory, made.model, made.goal)
@@ -330,37 +333,19 @@ def _write(
     found: Resolved, output: Path | None, plot: Path | None, frontier: Sequence[Plan] | None
 ) -> tuple[Resolved, bool]:
     """What is said of the plan after that, and whether it is kept beside its run."""
-    from diloco_cli.launch.plan_files import NOT_KEPT, keep
-
     made, done = found.plan, keep(found, talk)
     if output is not None:
-        from diloco_cli.plan.plan import save_plan
-
         is_there = done and found.place is not None and output.absolute() == found.place.absolute()
         path = output if is_there else save_plan(made, output)
         talk(f"plan written to {path}; start it: diloco launch {path}")
         found = replace(found, how=found.how.removesuffix(NOT_KEPT))
     if plot is not None:
-        from diloco_cli.cli.plan_choices import frontier_svg
-        from diloco_cli.cli.plan_view import waterfall_svg
-
         save_svg(plot, lambda: frontier_svg(frontier) if frontier else waterfall_svg(made))
         talk(f"{'frontier' if frontier else 'waterfall'} drawn in {plot}")
     return found, done
 
 
 def _text(found: Resolved, extra: dict[str, Any], verbose: bool, is_written: bool) -> str:
-    from diloco_cli.cli.plan_choices import compared_text, frontier_text, rented_entry, renting_text, rivals_text
-    from diloco_cli.cli.plan_view import (
-        answer,
-        calibration_text,
-        confirmed_text,
-        details_text,
-        explanation_text,
-        labelled,
-        plan_text,
-    )
-
     made, confirmed = found.plan, confirmed_text(found.plan, extra)
     parts = ["\n".join(answer(made, confirmed))] if "explanations" in extra else []
     parts = [details_text(made, confirmed)] if verbose else parts
@@ -422,11 +407,6 @@ def measured_run(text: str) -> MeasuredRun:
 def _exchange(opened: OpenRun, state: RunState, name: str) -> tuple[float, float, float]:
     """(bytes of a mean delta, seconds to send it, seconds from its merge's commit to its adoption), as an island's
     newest offer that has an outcome says; zeros if there is none, it is deleted, or nobody honest wrote it."""
-    from diloco_cli.errors import DilocoError
-    from diloco_cli.protocol.log.keys import offer_key
-    from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, Offer, decode
-    from diloco_cli.protocol.rules.merging import is_well_formed
-
     known, layout = state.learner(name), opened.format.layout
     key = offer_key(name, known.floor, known.next_seq - 1)
     data = opened.store.get(key, MAX_RECORD_BYTES) if known.next_seq else None
@@ -441,9 +421,6 @@ def _exchange(opened: OpenRun, state: RunState, name: str) -> tuple[float, float
 
 
 def _first_merge(opened: OpenRun) -> MergeNote | None:
-    from diloco_cli.protocol.log.commit_log import next_commit
-    from diloco_cli.protocol.log.state import RunState
-
     state = RunState()
     for _ in range(MAX_BEFORE_A_MERGE):
         later = opened.perform(next_commit(opened.format, state))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from diloco_cli.cli.arguments import LOOK_S, foreground_store
+from diloco_cli.cli.hooks import hooks_of
 from diloco_cli.config.hardware import CPU, data_class_of, find_device
 from diloco_cli.config.models import BYTE_VOCABULARY, MODEL_PRESETS, GPTShape, ModelFacts, preset_shape
 from diloco_cli.config.settings import Inventory, IslandSettings, ModelSettings, RunSettings
@@ -23,11 +24,12 @@ from diloco_cli.corpus.fit import refuse_misfit
 from diloco_cli.corpus.index import check_sizes, read_index
 from diloco_cli.corpus.sources import find_sources
 from diloco_cli.errors import DilocoError, InfeasibleError, StoreError, UsageError, suggestion
-from diloco_cli.launch.plan_files import config_of
+from diloco_cli.launch.plan_files import config_of, device_name
 from diloco_cli.plan.candidates import not_launched
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.remarks import some_of
 from diloco_cli.quantities import format_count, format_size
+from diloco_cli.runtime.consent import search_last
 from diloco_cli.runtime.units import is_submitted
 from diloco_cli.store.open import check_credentials
 from diloco_cli.store.port import StoreGoneError
@@ -97,8 +99,6 @@ class Preflight:
 
 def _hooks(it: Preflight) -> str | None:
     """A command that is not there is refused; an address that does not answer now may do so when it is needed."""
-    from diloco_cli.cli.hooks import hooks_of
-
     hooks = hooks_of(it.on_event, it.webhook)
     words = shlex.split(hooks.on_event)
     if words and shutil.which(words[0]) is None:
@@ -127,7 +127,6 @@ def _devices(it: Preflight) -> None:
         name = island.accelerators.name
         if find_device(name, it.plan.inventory.devices).backend == CPU:
             continue  # torch is asked for accelerators alone: its import takes seconds
-        from diloco_cli.launch.plan_files import device_name
         from diloco_cli.training.devices import choose_device, refuse_few
 
         try:
@@ -160,7 +159,6 @@ def _first_step(it: Preflight) -> str | None:
     loads = it.loads or run.model.entrypoint
     if not (loads and run.is_worth_a_try(facts.parameters)) or (run.data.text and it.prepare is None):
         return None
-    from diloco_cli.runtime.consent import search_last
     from diloco_cli.training.trial import check_evaluated, check_task
 
     search_last(it.folder)

@@ -21,18 +21,24 @@ from diloco_cli.cli.arguments import (
     named_here,
     open_run,
 )
+from diloco_cli.cli.jobs import JobWatch
 from diloco_cli.cli.output import print_json, progress, refuse_place, talk, writing_to
 from diloco_cli.cli.status import riding_out, told_with_jobs
 from diloco_cli.clock import sleep_s, utc_now_text
+from diloco_cli.config.hardware import MEANS, data_class_of
 from diloco_cli.errors import INTERRUPTED_STATUS, DataCheckError, StoreError, TryAgainError, UsageError
+from diloco_cli.metrics.wandb_feed import CommitPoints, Feed, start_wandb
+from diloco_cli.observe.mirror_check import MirrorCheck, check_mirror
 from diloco_cli.plots import require_matplotlib
+from diloco_cli.report.history import RunHistory, csv_of, marks_of, read_history
+from diloco_cli.report.numbers import Report, read_launch_plan, report_of
+from diloco_cli.report.page import charts_of, mark_of, page_of, poster_svg
+from diloco_cli.runtime.consent import consented, signing_secret, trust_of
+from diloco_cli.runtime.registry import run_directory
+from diloco_cli.signing import short_key
 
 if TYPE_CHECKING:
-    from diloco_cli.metrics.wandb_feed import Feed
-    from diloco_cli.observe.mirror_check import MirrorCheck
     from diloco_cli.observe.replay import Replay
-    from diloco_cli.report.history import RunHistory
-    from diloco_cli.report.numbers import Report
 
 SHOWN = 5
 
@@ -44,9 +50,6 @@ def verify(
     as_json: bool = JsonOption,
 ) -> None:
     """Replay the commit log from the bucket alone and compare every digest. A run without a commit: exit 75."""
-    from diloco_cli.config.hardware import MEANS, data_class_of
-    from diloco_cli.runtime.consent import consented, trust_of
-
     if allow_store and not mirrors:
         raise UsageError("--allow-store is for the buckets of regions", hint="add --mirrors")
     opened = open_run(run)
@@ -110,9 +113,6 @@ def _verified(opened: OpenRun) -> Replay:
 
 def unpinned(opened: OpenRun) -> list[str]:
     """A warning if it is only FORMAT.json that says whose signatures count."""
-    from diloco_cli.runtime.consent import signing_secret
-    from diloco_cli.signing import short_key
-
     signing = opened.format.signing
     if signing is None or signing_secret() is not None:
         return []
@@ -121,8 +121,6 @@ def unpinned(opened: OpenRun) -> list[str]:
 
 
 def check_mirrors(opened: OpenRun) -> list[MirrorCheck]:
-    from diloco_cli.observe.mirror_check import MirrorCheck, check_mirror
-
     run, found = head_of(opened).with_members(opened.format), []
     for region in run.regions:
         try:
@@ -209,10 +207,6 @@ def _format(form: str | None, output: Path | None) -> Format:
 
 
 def read_report(opened: OpenRun) -> tuple[Report, RunHistory]:
-    from diloco_cli.cli.jobs import JobWatch
-    from diloco_cli.report.history import marks_of, read_history
-    from diloco_cli.report.numbers import read_launch_plan, report_of
-
     facts = opened.facts()
     with progress("reading the log") as shown:
 
@@ -229,8 +223,6 @@ def read_report(opened: OpenRun) -> tuple[Report, RunHistory]:
 
 def _is_page_of(path: Path, run_id: str) -> bool:
     """Whether an earlier report wrote it, which this one brings up to date."""
-    from diloco_cli.report.page import mark_of
-
     with suppress(OSError), open(path, encoding="utf-8", errors="replace") as page:
         return mark_of(run_id) in page.read(1000)
     return False
@@ -238,10 +230,7 @@ def _is_page_of(path: Path, run_id: str) -> bool:
 
 def _written(form: Format, found: Report, history: RunHistory, run_id: str) -> str:
     if form == "csv":
-        from diloco_cli.report.history import csv_of
-
         return csv_of(history)
-    from diloco_cli.report.page import charts_of, page_of, poster_svg
 
     charts = charts_of(found, history)
     return poster_svg(found, charts) if form == "svg" else page_of(found, charts, utc_now_text(), run_id)
@@ -259,9 +248,6 @@ def wandb(
 ) -> None:
     """Send a run's loss and pace to Weights & Biases: one W&B run, whose steps are commits, however often this
     starts."""
-    from diloco_cli.metrics.wandb_feed import CommitPoints, Feed, start_wandb
-    from diloco_cli.runtime.registry import run_directory
-
     opened = open_run(run)
     folder = run_directory(opened.url) / "wandb"
     started = start_wandb(opened.format, project, entity, offline, folder)

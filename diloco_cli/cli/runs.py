@@ -7,17 +7,35 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from diloco_cli.cli.arguments import LOOK_S, JsonOption, OpenRun, YesOption, find_run, foreground_store, open_known_run
+from diloco_cli.cli.jobs import JobWatch
+from diloco_cli.cli.operators import confirm
 from diloco_cli.cli.output import console, print_json, progress, talk
+from diloco_cli.cli.status import read_status
+from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import DilocoError, NotFoundError, RefusedError, UsageError
-
-if TYPE_CHECKING:
-    from diloco_cli.runtime.registry import KnownRun
-    from diloco_cli.store.port import Store
+from diloco_cli.observe.unit_states import working
+from diloco_cli.protocol.log.keys import FORMAT_KEY, is_of_a_run
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
+from diloco_cli.runtime.consent import refused_stores
+from diloco_cli.runtime.processes import is_alive
+from diloco_cli.runtime.registry import (
+    SUPERVISOR,
+    KnownRun,
+    forget_run,
+    known_at,
+    known_runs,
+    list_units,
+    living_supervisor,
+)
+from diloco_cli.store.open import answers
+from diloco_cli.store.port import Store, StoreGoneError, all_keys
+from diloco_cli.store.url import join_url, normalise_store_url, parse_url
+from diloco_cli.store.wrappers import Deadline
 
 REMOVE = "rm"
 COLUMNS = ("name", "state", "commit", "tokens", "loss", "url")
@@ -45,10 +63,6 @@ def runs(
 
 def _known() -> list[KnownRun]:
     """Those that were launched or resumed here, and the one of this folder, which may have come here as files."""
-    from diloco_cli.protocol.log.keys import FORMAT_KEY
-    from diloco_cli.runtime.registry import known_runs
-    from diloco_cli.store.wrappers import Deadline
-
     known = known_runs()
     with suppress(DilocoError):  # there is none here, or its bucket does not answer
         ours = find_run(None, say=lambda text: None)
@@ -60,11 +74,6 @@ def _known() -> list[KnownRun]:
 
 def _lying_at(url: str) -> list[KnownRun]:
     """The runs below this URL, by name; or the one at it."""
-    from diloco_cli.protocol.log.keys import FORMAT_KEY
-    from diloco_cli.runtime.registry import known_at
-    from diloco_cli.store.url import join_url, normalise_store_url
-    from diloco_cli.store.wrappers import Deadline
-
     url = normalise_store_url(url, Path())
     store = foreground_store(url, Deadline(LOOK_S))
     if store.stat(FORMAT_KEY) is not None:
@@ -83,11 +92,6 @@ def _folders(store: Store) -> Iterator[str]:
 
 
 def _list(found: list[KnownRun], as_json: bool, nothing: str) -> None:
-    from diloco_cli.cli.jobs import JobWatch
-    from diloco_cli.cli.status import read_status
-    from diloco_cli.config.codec import to_plain
-    from diloco_cli.store.wrappers import Deadline
-
     rows: list[dict[str, Any]] = []
     warnings: list[str] = []
     silent = ""  # why an engine has not answered: it is not waited for again
@@ -135,10 +139,6 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 def _remove(known: KnownRun, yes: bool, as_json: bool) -> None:
     """Raises RefusedError if a unit of the run was heard lately, or lives on this machine."""
-    from diloco_cli.cli.operators import confirm
-    from diloco_cli.runtime.registry import forget_run
-    from diloco_cli.store.port import StoreGoneError
-
     _refuse_living_here(known.name, [known.url])
     opened: OpenRun | None = None
     places: dict[str, Store] = {}
@@ -171,10 +171,6 @@ def _remove(known: KnownRun, yes: bool, as_json: bool) -> None:
 def _places_of(opened: OpenRun) -> dict[str, Store]:
     """The stores that hold the run: home first, then those of its regions which are really this run's and which this
     machine may use. Raises RefusedError for a region's URL, because home would be left."""
-    from diloco_cli.protocol.log.keys import FORMAT_KEY
-    from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
-    from diloco_cli.runtime.consent import refused_stores
-
     home = opened.format.home_of(opened.url)
     if home != opened.url:
         raise RefusedError(
@@ -193,8 +189,6 @@ def _places_of(opened: OpenRun) -> dict[str, Store]:
 
 
 def _refuse_living(opened: OpenRun, urls: list[str]) -> None:
-    from diloco_cli.observe.unit_states import working
-
     _refuse_living_here(opened.name, urls)
     facts = opened.facts()
     names = {*facts.learners, *([] if facts.syncer is None else [facts.syncer.heartbeat.unit])}
@@ -206,9 +200,6 @@ def _refuse_living(opened: OpenRun, urls: list[str]) -> None:
 
 
 def _refuse_living_here(name: str, urls: list[str]) -> None:
-    from diloco_cli.runtime.processes import is_alive
-    from diloco_cli.runtime.registry import SUPERVISOR, list_units, living_supervisor
-
     for url in urls:
         living = [unit.name for unit in list_units(url) if is_alive(unit.identity)]
         living += [SUPERVISOR] if living_supervisor(url) is not None else []
@@ -219,15 +210,10 @@ def _refuse_living_here(name: str, urls: list[str]) -> None:
 
 def _keys(store: Store) -> list[str]:
     """Those of the run, its format at the end. What else lies in its folder is its owner's."""
-    from diloco_cli.protocol.log.keys import FORMAT_KEY, is_of_a_run
-    from diloco_cli.store.port import all_keys
-
     return sorted(filter(is_of_a_run, all_keys(store)), key=lambda key: key == FORMAT_KEY)
 
 
 def _delete(store: Store, keys: list[str]) -> None:
-    from diloco_cli.store.open import answers
-
     for _ in answers(store.delete, keys[:-1]):
         pass
     for key in keys[-1:]:
@@ -236,8 +222,6 @@ def _delete(store: Store, keys: list[str]) -> None:
 
 
 def _remove_empty_folders(url: str) -> None:
-    from diloco_cli.store.url import parse_url
-
     place = parse_url(url)
     for folder, _, _ in os.walk(place.place, topdown=False) if place.scheme == "file" else ():
         with suppress(OSError):  # something else lies in it

@@ -10,27 +10,47 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diloco_cli.cli.arguments import open_run
+from diloco_cli import __version__
+from diloco_cli.cli.arguments import OpenRun, open_run
 from diloco_cli.cli.output import print_json, progress, talk
+from diloco_cli.cli.simulate_view import (
+    bandwidth_text,
+    goodput_plot,
+    goodput_text,
+    mixed_text,
+    run_text,
+    scavenged_text,
+)
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import replace, to_plain
+from diloco_cli.config.settings import StoreSettings
 from diloco_cli.errors import NotFoundError, UsageError
+from diloco_cli.events.event import Event
+from diloco_cli.faults import Injection, Scenario, find_scenario, timetable
+from diloco_cli.forecast.bandwidth import BUCKETS, FITTED, Exchange, published_rows, rows_of
+from diloco_cli.forecast.uneven import (
+    MixedRow,
+    ScavengedRow,
+    mixed_constants,
+    mixed_rows,
+    scavenged_constants,
+    scavenged_rows,
+)
+from diloco_cli.plan.candidates import BACKWARD_SHARE
+from diloco_cli.plan.link import CODEC_BITS, machine_of
+from diloco_cli.plots import save_svg
 from diloco_cli.protocol.log.keys import EPOCHS, SYNCER, claims_prefix
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.rules.capacity import SyncerMachine
 from diloco_cli.quantities import format_duration, parse_count, parse_duration, parse_time
 from diloco_cli.store.open import answers
+from diloco_cli.store.port import Store
 
 if TYPE_CHECKING:
-    from diloco_cli.cli.arguments import OpenRun
-    from diloco_cli.events.event import Event
-    from diloco_cli.faults import Injection, Scenario
     from diloco_cli.forecast.chips import Constants
     from diloco_cli.forecast.fleet import Hardware, SimulatedFleet, StartUps
     from diloco_cli.forecast.goodput import GoodputRow
     from diloco_cli.forecast.run import Price
-    from diloco_cli.forecast.uneven import MixedRow, ScavengedRow
-    from diloco_cli.protocol.log.records import RunFormat
-    from diloco_cli.protocol.rules.capacity import SyncerMachine
-    from diloco_cli.store.port import Store
 
 GRID_DAYS, GRID_SEEDS = 2.0, 3
 FLEET_DAYS, FLEET_SEEDS = 30.0, 1
@@ -101,16 +121,11 @@ def goodput(
         "wall_s": monotonic_s() - started_s,
     }
     if plot is not None:
-        from diloco_cli.cli.simulate_view import goodput_plot
-        from diloco_cli.plots import save_svg
-
         save_svg(plot, lambda: goodput_plot(rows))
         talk(f"plot written to {plot}")
     if json:
         print_json("simulate goodput", data)
     else:
-        from diloco_cli.cli.simulate_view import goodput_text
-
         print(goodput_text(rows, data))
 
 
@@ -139,9 +154,6 @@ def _published_grid(constants: Constants, days: float, seeds: Sequence[int]) -> 
 
 def _print_uneven(context: typer.Context, mixed: bool, scavenge: bool, json: bool) -> None:
     """The published table of mixed hardware, or that of scavenged capacity."""
-    from diloco_cli.cli.simulate_view import mixed_text, scavenged_text
-    from diloco_cli.forecast.uneven import mixed_constants, mixed_rows, scavenged_constants, scavenged_rows
-
     if mixed and scavenge:
         raise UsageError("--mixed and --scavenge are two tables", hint="diloco simulate goodput --mixed")
     given = [f"--{name}" for name in OF_A_FAILING_FLEET if _is_given(context, name)]
@@ -212,10 +224,6 @@ def bandwidth(
     Without options: the published table with the difference per cell. With --parameters: yours. What the islands of a
     plan need and have: diloco plan.
     """
-    from diloco_cli.forecast.bandwidth import BUCKETS, FITTED, Exchange, published_rows, rows_of
-    from diloco_cli.plan.candidates import BACKWARD_SHARE
-    from diloco_cli.plan.link import CODEC_BITS
-
     constants: dict[str, float] = {"buckets": BUCKETS, "backward_share": BACKWARD_SHARE}
     buckets = f"Data-parallel: {BUCKETS} equal buckets of gradients (fitted)."
     if parameters is None:
@@ -242,7 +250,6 @@ def bandwidth(
         data = {"rows": [asdict(row) for row in rows], "constants": constants, "fitted": fitted}
         print_json("simulate bandwidth", data)
         return
-    from diloco_cli.cli.simulate_view import bandwidth_text
 
     print(f"{bandwidth_text(rows)}\n\n{fill(note, 80)}")
 
@@ -281,8 +288,6 @@ def run(
     The run's own syncer and learners' books decide, on a simulated bucket, over the links, with the latencies and the
     failures that the inventory states (an existing run states none), and with the faults of a scenario on top.
     """
-    from diloco_cli.faults import find_scenario
-
     found = _subject(subject)
     story = None if scenario is None else find_scenario(scenario)
     faults, number = _faults(story, found, seed)
@@ -306,7 +311,6 @@ def run(
         data = {**to_plain(outcome), "seed": number, "wall_s": wall_s}
         print_json("simulate run", data, warnings=data.pop("warnings"))
         return
-    from diloco_cli.cli.simulate_view import run_text
 
     print(run_text(outcome, number, wall_s))
 
@@ -315,11 +319,9 @@ def _subject(text: str) -> Subject:
     """A file is planned as `launch` would plan it; anything else names a run that exists."""
     from diloco_cli.forecast.fleet import StartUps
     from diloco_cli.forecast.run import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
-    from diloco_cli.plan.link import machine_of
 
     path = Path(text)
     if path.is_file():
-        from diloco_cli import __version__
         from diloco_cli.launch.plan_files import resolve
 
         found = resolve(path, tell=talk)
@@ -343,11 +345,9 @@ def _subject(text: str) -> Subject:
 
 def of_existing(opened: OpenRun) -> Subject:
     """Its islands are as fast as they have said last, if they have."""
-    from diloco_cli.config.settings import StoreSettings
     from diloco_cli.forecast.run import with_links
     from diloco_cli.launch.plan_files import as_used_here
     from diloco_cli.observe.situation import machine_of_syncer
-    from diloco_cli.plan.link import machine_of
 
     run, guess = with_links(opened.format, opened.url), machine_of(as_used_here(StoreSettings(opened.url)))
     facts = opened.facts()
@@ -382,7 +382,6 @@ def start_ups_of(store: Store, written: Sequence[Event], kinds: Sequence[str] = 
 
 
 def _faults(story: Scenario | None, found: Subject, seed: int | None) -> tuple[tuple[Injection, ...], int]:
-    from diloco_cli.faults import timetable
     from diloco_cli.forecast.fleet import refuse_impossible_faults, units_of
 
     number = seed if seed is not None else story.seed if story is not None else 0

@@ -8,14 +8,14 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.cli.output import table
+from diloco_cli.forecast.bandwidth import BandwidthRow
+from diloco_cli.forecast.uneven import MixedRow, ScavengedRow
 from diloco_cli.plots import Axis, Series, bar_chart, line_chart
 from diloco_cli.quantities import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
-    from diloco_cli.forecast.bandwidth import BandwidthRow
     from diloco_cli.forecast.goodput import GoodputRow
     from diloco_cli.forecast.run import IslandReport, RunForecast
-    from diloco_cli.forecast.uneven import MixedRow, ScavengedRow
 
 COLUMNS = 80
 RUN_HEADINGS = ("ISLAND", "GOODPUT", "MERGED", "TRAINED", "MERGES", "STALL", "DOWN", "STARTS", "UP/DOWNLOAD")

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand
@@ -19,16 +19,18 @@ from diloco_cli.cli.arguments import LOOK_S, OpenRun, RunArgument, boxed, open_r
 from diloco_cli.cli.output import console, print_json, report_error, screen_width, talk, writing_to
 from diloco_cli.clock import sleep_s
 from diloco_cli.config.codec import to_plain
+from diloco_cli.engines.port import Job, JobState
 from diloco_cli.errors import INTERRUPTED_STATUS, DegradedError, NotFoundError, StoreError, UsageError
+from diloco_cli.observe.facts import RunFacts
+from diloco_cli.observe.situation import OVER, SILENCE, TROUBLE, State
+from diloco_cli.observe.situation import starts as has_not_merged
+from diloco_cli.observe.status import Status, status_of
 from diloco_cli.paths import write_whole
-
-if TYPE_CHECKING:
-    from diloco_cli.engines.port import Job
-    from diloco_cli.observe.facts import RunFacts
-    from diloco_cli.observe.status import Status
-    from diloco_cli.protocol.log.metrics import Metrics
-    from diloco_cli.protocol.log.state import RunState
-    from diloco_cli.store.wrappers import Deadline
+from diloco_cli.protocol.log.metrics import Metrics
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.store.port import StoreGoneError
+from diloco_cli.store.retry import is_retryable
+from diloco_cli.store.wrappers import Deadline
 
 BATCHES_A_LOOK = 256  # of events: enough for what is recent
 Tell = Callable[[str], None]
@@ -36,9 +38,6 @@ Tell = Callable[[str], None]
 
 def awaited_run(run: str | None, box: Deadline, every_s: float) -> OpenRun:
     """The run, once it exists. The person may watch before it is launched."""
-    from diloco_cli.store.port import StoreGoneError
-    from diloco_cli.store.retry import is_retryable
-
     waits = False
     while True:
         box.restart(LOOK_S)
@@ -66,9 +65,6 @@ def read_status(
 
 
 def told_with_jobs(opened: OpenRun, facts: RunFacts, ask: Callable[[], list[Job]] | None) -> Status:
-    from diloco_cli.observe.situation import OVER
-    from diloco_cli.observe.status import status_of
-
     current = status_of(facts, opened.local())
     return current if ask is None or current.state in OVER else with_jobs(current, facts, ask())
 
@@ -78,9 +74,6 @@ def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
     was heard of them would wait for ever. A learner that is heard may have a job that is not known here, but a job of
     it that was killed will not come back, whatever it said last."""
     from diloco_cli.cli.jobs import WAITS
-    from diloco_cli.engines.port import JobState
-    from diloco_cli.observe.situation import SILENCE, State
-    from diloco_cli.observe.situation import starts as has_not_merged
 
     heard = {learner.name for learner in current.learners if learner.state not in SILENCE}
     jobs = [job for job in jobs if job.state is not JobState.GONE or job.id or job.unit not in heard]
@@ -116,8 +109,6 @@ def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
 def riding_out(what: str, tell: Tell = talk) -> Iterator[None]:
     """For one look of many: where the store does not answer now, that is told, and the next look may find more. Raises
     what no later look can mend, such as a bucket that is gone."""
-    from diloco_cli.store.retry import is_retryable
-
     try:
         yield
     except StoreError as error:
@@ -158,7 +149,6 @@ def watch(opened: OpenRun, box: Deadline, every_s: float, as_json: bool) -> Stat
 
 def _watch_lines(watcher: Watcher, every_s: float, as_json: bool) -> Status:
     from diloco_cli.observe.screen import plain_line
-    from diloco_cli.observe.situation import OVER
 
     current = watcher.look()
     while True:
@@ -174,7 +164,6 @@ def _watch_live(watcher: Watcher, every_s: float) -> Status:
     from rich.live import Live
 
     from diloco_cli.observe.screen import Curves, LiveScreen
-    from diloco_cli.observe.situation import OVER
 
     trouble: list[str] = []
     current, curves = watcher.look(), Curves()
@@ -241,9 +230,6 @@ def status(
     ),
 ) -> None:
     """Show the run at a glance, read from the bucket alone."""
-    from diloco_cli.observe.situation import TROUBLE
-    from diloco_cli.store.wrappers import Deadline
-
     box = Deadline(LOOK_S)
     every_s = None if watch is None else max(SHORTEST_WATCH_S, watch)
     try:
@@ -348,7 +334,6 @@ def serve_metrics(opened: OpenRun, box: Deadline, address: str) -> None:
 def write_metrics(opened: OpenRun, box: Deadline, path: Path, every_s: float | None) -> None:
     """Once, or every so often until the run ends. The file appears whole or not at all."""
     from diloco_cli.metrics.prometheus import metrics_text
-    from diloco_cli.observe.situation import OVER
 
     watcher = Watcher(boxed(opened, box), box)
     while True:

@@ -26,8 +26,10 @@ from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError, RefusedError
 from diloco_cli.events.bucket import EventWriter
 from diloco_cli.events.event import KINDS
 from diloco_cli.observe.facts import RunFacts
-from diloco_cli.observe.screen import Curves, LiveScreen, job_lines
+from diloco_cli.observe.screen import Curves, LiveScreen, job_lines, plain_line
 from diloco_cli.observe.status import Status
+from diloco_cli.observe.summary import summary_of, summary_text
+from diloco_cli.observe.unit_states import ENDED, syncer_lost_after_s, working
 from diloco_cli.protocol.actors.joining import refuse_beside_living
 from diloco_cli.protocol.actors.progress import phase_for
 from diloco_cli.protocol.actors.requests import is_at_rest
@@ -73,6 +75,7 @@ from diloco_cli.store.open import open_store
 from diloco_cli.store.port import StoreUnavailableError
 from diloco_cli.store.retry import gone_after_s
 from diloco_cli.store.wrappers import Deadline
+from diloco_cli.syncer.regions import ends_within_s
 
 UNKNOWN = "not by diloco: by a person, or by the kernel for want of memory"
 Show = Callable[[SupervisionEvent], None]
@@ -256,7 +259,6 @@ def _beside_others(opened: OpenRun, state: RunState, units: list[UnitSpec]) -> l
 def _work_elsewhere(opened: OpenRun, facts: RunFacts, learners: list[str]) -> list[str]:
     """Those of these learners that were heard a moment ago, and again now, and not as this machine's unit: of one that
     has just died no second heartbeat comes."""
-    from diloco_cli.observe.unit_states import working
 
     def is_ours(name: str) -> bool:
         host = facts.learners[name].heartbeat.process.partition(" on ")[2]
@@ -276,8 +278,6 @@ def _work_elsewhere(opened: OpenRun, facts: RunFacts, learners: list[str]) -> li
 
 def _serves_elsewhere(url: str, facts: RunFacts) -> str:
     """The host of a syncer that is heard and is no unit of this machine; "" if there is none."""
-    from diloco_cli.observe.unit_states import ENDED, syncer_lost_after_s
-
     if facts.syncer is None or facts.syncer.age_s > syncer_lost_after_s(facts):
         return ""
     said = facts.syncer.heartbeat
@@ -397,7 +397,6 @@ def stop_policy(run: RunFormat, units: list[UnitSpec]) -> StopPolicy:
     usual = StopPolicy()
     if not run.regions or all(unit.kind != "syncer" for unit in units):
         return usual
-    from diloco_cli.syncer.regions import ends_within_s
 
     return replace(usual, finish_s=max(usual.finish_s, ends_within_s(run)))
 
@@ -427,8 +426,6 @@ def _report(
 
 def print_summary(opened: OpenRun, command: str, as_json: bool) -> RunFacts:
     """The facts that it tells."""
-    from diloco_cli.observe.summary import summary_of, summary_text
-
     facts = opened.facts()
     summary = summary_of(facts, opened.local())
     if as_json:
@@ -489,8 +486,6 @@ class ProgressDisplay:
             self._show()
 
     def _show(self) -> None:
-        from diloco_cli.observe.screen import plain_line
-
         if self._live is not None:
             self._live.update("starting the units: a few seconds", refresh=True)
         last, seen_s, told = None, monotonic_s(), ""

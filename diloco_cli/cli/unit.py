@@ -26,7 +26,9 @@ from diloco_cli.engines.slurm import Slurm, queue_again, step
 from diloco_cli.environment import environment_value, set_environment
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.learner.parent import PARENT_VARIABLE
-from diloco_cli.runtime.consent import NamedHere
+from diloco_cli.protocol.actors.requests import is_at_rest
+from diloco_cli.runtime.consent import NamedHere, consented, stores_of
+from diloco_cli.runtime.registry import living_supervisor, log_path
 from diloco_cli.runtime.restart import Exit, RestartPolicy, decide
 from diloco_cli.runtime.supervisor import Asking, SignalCount, SupervisionResult, supervise
 from diloco_cli.runtime.units import (
@@ -39,6 +41,7 @@ from diloco_cli.runtime.units import (
     units_of,
 )
 from diloco_cli.signing import KEY_FILE_VARIABLE
+from diloco_cli.store.retry import gone_after_s
 
 LOOKS_EVERY_S = 5.0  # the unit itself follows the log far closer
 HEARS_EVERY_S = 0.2
@@ -120,8 +123,6 @@ def _prefix(name: str) -> str:
 
 def _act_beside(name: str, run: str, words: list[str]) -> NoReturn:
     """Become this command of diloco, with the notes of the unit's supervisor on this node."""
-    from diloco_cli.runtime.registry import living_supervisor
-
     for folder in Path(gettempdir()).glob(f"{_prefix(glob.escape(name))}*"):
         if environment_value("DILOCO_HOME") is None and folder.stat().st_uid == os.getuid():
             set_environment("XDG_STATE_HOME", str(folder))
@@ -132,8 +133,6 @@ def _act_beside(name: str, run: str, words: list[str]) -> NoReturn:
 
 def _looked_up(run: str) -> tuple[OpenRun, str | None]:
     """The run, and its phase if it is over."""
-    from diloco_cli.protocol.actors.requests import is_at_rest
-
     opened = open_run(run, at_home=False)
     state = head_of(opened)
     over = state.phase == "FINISHED" or opened.perform(is_at_rest(opened.format, state))
@@ -160,8 +159,6 @@ def _patiently(ask: Callable[[], Result], heard: SignalCount) -> Result | None:
 
 def _keep_alive(opened: OpenRun, spec: UnitSpec, here: NamedHere, heard: SignalCount) -> SupervisionResult:
     from diloco_cli.cli.supervision import FollowedLog, line_of, stop_policy, telling
-    from diloco_cli.runtime.consent import consented, stores_of
-    from diloco_cli.store.retry import gone_after_s
 
     consented(opened.format, opened.url, here, stores_of(opened.format), code=spec.kind == "learner")
     with (
@@ -223,8 +220,6 @@ def _in_job(opened: OpenRun, chosen: RunUnit, rendezvous: str | None, node_rank:
 def _log_to_stdout(url: str, name: str) -> None:
     """What the unit prints goes where this process's own words go: into the job's log, which stays when the node's
     folder goes. It is bounded there, too."""
-    from diloco_cli.runtime.registry import log_path
-
     path = log_path(url, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     own = Path(f"/proc/{os.getpid()}/fd/{sys.stdout.fileno()}")

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from diloco_cli.cli import daemons
 from diloco_cli.errors import DilocoError, FencedError, TakenError, UsageError
-from diloco_cli.learner import daemon, parent
-from diloco_cli.protocol.actors import joining
+from diloco_cli.learner import daemon
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from tests.cli.bucket import NANO, make_bucket
 from tests.cli.conftest import called
@@ -32,7 +32,7 @@ def becomes(monkeypatch: pytest.MonkeyPatch, taken: str) -> list[str]:
         became.extend(words)
         raise SystemExit(0)
 
-    monkeypatch.setattr(joining, "refuse_beside_living", living)
+    monkeypatch.setattr(daemons, "refuse_beside_living", living)
     monkeypatch.setattr(os, "execv", become)
     return became
 
@@ -108,7 +108,7 @@ def test_an_island_of_several_ranks_takes_the_next_name_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, became: str
 ) -> None:
     url, words = make_bucket(tmp_path / "bucket/nano"), becomes(monkeypatch, "")
-    monkeypatch.setattr(parent, "run_ranks", lambda *given: status)
+    monkeypatch.setattr(daemons, "run_ranks", lambda *given: status)
     given = ("learner", "--run", url, "--join", "--name-from=spot-[0-1]", "--chosen=spot-0", "--ranks=2")
     assert called(monkeypatch, *given) == (0 if became else status)
     assert words[-1:] == ([became] if became else [])
@@ -124,7 +124,7 @@ def test_an_island_of_several_ranks_ends_where_another_run_was_begun(
         begin_another(bucket)
         return FencedError.exit_status
 
-    monkeypatch.setattr(parent, "run_ranks", fenced)
+    monkeypatch.setattr(daemons, "run_ranks", fenced)
     given = ("learner", "--run", url, "--join", "--name-from=spot-[0-1]", "--chosen=spot-0", "--ranks=2")
     assert called(monkeypatch, *given) == FencedError.exit_status and not words
 

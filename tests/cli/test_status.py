@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from diloco_cli.cli import jobs
+from diloco_cli.cli import arguments, jobs
 from diloco_cli.cli import status as command
 from diloco_cli.cli import status as watching
 from diloco_cli.cli.arguments import OpenRun, open_run
@@ -25,10 +25,8 @@ from diloco_cli.cli.status import Watcher, riding_out, with_interval
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.engines.port import Job, JobState
 from diloco_cli.errors import StoreError
-from diloco_cli.observe import status as observed
 from diloco_cli.observe.status import Status
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.store import open as opening
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import StoreGoneError, StoreUnavailableError
 from diloco_cli.store.wrappers import Deadline
@@ -88,9 +86,9 @@ def test_jobs_that_wait_or_are_missing_are_said_of_a_run_that_goes_on(
     assert look().jobs == [waits, killed], "it works on another cluster; of a syncer nothing else is heard"
     killed = Job("rhine", "ssh/box", "72", JobState.GONE, "its process was killed")
     assert look().jobs == [waits, killed], "what it said before that does not count"
-    monkeypatch.setattr(observed, "status_of", lambda *given: replace(current, hint="", state="MERGING"))
+    monkeypatch.setattr(command, "status_of", lambda *given: replace(current, hint="", state="MERGING"))
     assert look().hint == f"diloco resume {opened.url}"
-    monkeypatch.setattr(observed, "status_of", lambda *given: replace(current, state="STOPPED"))
+    monkeypatch.setattr(command, "status_of", lambda *given: replace(current, state="STOPPED"))
     assert look() and len(asked) == 4, "of a run that is over nobody is asked"
 
 
@@ -202,7 +200,7 @@ def test_watching_a_store_that_hangs_takes_one_thread_and_shows_it_when_it_comes
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = HangsWhenTold(tmp_path / "nano")
-    monkeypatch.setattr(opening, "open_store", lambda url: hung)
+    monkeypatch.setattr(arguments, "open_store", lambda url: hung)
     box = Deadline(20)
     watcher, said = Watcher(open_run(url, box), box), []
     assert watcher.look().state == "STARTING"

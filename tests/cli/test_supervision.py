@@ -144,7 +144,7 @@ def test_a_resume_goes_on_with_what_this_machine_had(
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path))
     note_resuming(URL, Resuming(noted))
     assert _as_before(SimpleNamespace(url=URL), typed, False) == begun
-    monkeypatch.setattr("diloco_cli.runtime.processes.is_started_by_diloco", lambda: True)
+    monkeypatch.setattr("diloco_cli.cli.operators.is_started_by_diloco", lambda: True)
     assert _as_before(SimpleNamespace(url=URL), typed, False) == (typed, False), "a successor has all its words"
 
 
