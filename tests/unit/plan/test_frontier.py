@@ -19,6 +19,7 @@ from diloco_cli.quantities import parse_duration
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, OLD, RUN, SPOT, fleet
 
 TRIALS = tuple(Measured(islands, 200, "adamw", 100_000, 20.0, 1.0, None, 1, 24, "rebase") for islands in (2, 4))
+PINNED = dict.fromkeys(("sync.codec", "sync.weights_codec", "sync.fragments"), "run.yaml:1")  # for a quick search
 PRICED = fleet(IOWA, replace(SPOT, egress_per_gb=0.02), replace(OLD, price_per_h=2.0))
 
 
@@ -31,11 +32,11 @@ def _two_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def planned(goal: Goal) -> Plan:
     """Several tests ask for the same."""
-    return outline(RUN, PRICED, MODEL, goal, {})
+    return outline(RUN, PRICED, MODEL, goal, PINNED)
 
 
 def found(inventory: Inventory = PRICED, run: RunSettings = RUN) -> list[Plan]:
-    return frontier(lambda goal: outline(run, inventory, MODEL, goal, {}), Goal())
+    return frontier(lambda goal: outline(run, inventory, MODEL, goal, PINNED), Goal())
 
 
 def worth(plan: Plan) -> tuple[float, float, float]:
