@@ -212,14 +212,12 @@ def _by_lower_case(devices: Mapping[str, Device]) -> dict[str, Device]:
 
 def with_catalogue_facts(given: Mapping[str, Device]) -> dict[str, Device]:
     """Own devices, with the catalogue's figures for values that they leave out, if the catalogue has the device."""
-    return {name: _completed(device, in_catalogue(name)) for name, device in given.items()}
-
-
-def _completed(own: Device, known: Device | None) -> Device:
-    if known is None:
-        return own
-    given = {key: value for key, value in structs.asdict(own).items() if value not in (None, False)}
-    return replace(known, **given)
+    found = {}
+    for name, own in given.items():
+        stated = {key: value for key, value in structs.asdict(own).items() if value not in (None, False)}
+        known = in_catalogue(name)
+        found[name] = replace(known, **stated) if known else own
+    return found
 
 
 LOOP = "loop"

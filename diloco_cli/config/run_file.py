@@ -236,7 +236,7 @@ SHORTEST_TAKEOVER_S = 6.0  # two heartbeats of a syncer that only waits
 def refuse_impossible(run: RunSettings, origins: Origins, default_place: str) -> None:
     """The checks that need the run file alone. `default_place`: the place of keys that were not given."""
     place = _Places(origins, default_place)
-    _check_overlap(run, place)
+    _check_overlap(run, run.sync.fragments, place)
     _check_mixing(run, place)
     _check_length(run, place)
     _check_decay(run, origins, place)
@@ -265,12 +265,7 @@ def refuse_together(
     `num_fragments`: that the model gives; `sequence`: the model's, in tokens; 1 if only its own code knows it."""
     count, place = len(inventory.islands), _Places(origins, default_place)
     _check_micro_batch(run, sequence, place)
-    if run.sync.overlap != "auto":
-        problem = overlap_problem(run.sync.overlap, run.sync.every, num_fragments)
-        if problem is not None:
-            if num_fragments < run.sync.fragments:
-                problem += f"; the model is too small for more than {num_fragments} fragments"
-            place.refuse("sync.overlap", problem, "--set sync.overlap=auto")
+    _check_overlap(run, num_fragments, place)
     if inventory.machines or not inventory.islands:  # none yet where all are to be rented
         return
     if run.sync.quorum > count:
@@ -321,13 +316,13 @@ class _Places:
         raise UsageError(f"{key}: {problem}", where=self._origins.get(key, self._default), hint=hint)
 
 
-def _check_overlap(run: RunSettings, place: _Places) -> None:
+def _check_overlap(run: RunSettings, num_fragments: int, place: _Places) -> None:
     sync = run.sync
-    if sync.overlap == "auto":
+    if sync.overlap == "auto" or not (problem := overlap_problem(sync.overlap, sync.every, num_fragments)):
         return
-    problem = overlap_problem(sync.overlap, sync.every, sync.fragments)
-    if problem is not None:
-        place.refuse("sync.overlap", problem, "--set sync.overlap=auto")
+    if num_fragments < sync.fragments:
+        problem += f"; the model is too small for more than {num_fragments} fragments"
+    place.refuse("sync.overlap", problem, "--set sync.overlap=auto")
 
 
 def _check_mixing(run: RunSettings, place: _Places) -> None:

@@ -1,8 +1,5 @@
 """The guarantees that a run rests on, proved before a run uses a store: one small check each, tried below a fresh
 random prefix that is empty again afterwards. Two clients are two sessions, as two machines have.
-
-Further: how long a bucket keeps deleted objects and what that costs, and how fast whole objects are written and read.
-What the present credentials may not do is said by the check that would do it. Every check has its own time limit.
 """
 
 from __future__ import annotations

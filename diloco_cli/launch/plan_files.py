@@ -95,7 +95,9 @@ def resolve(
     the run file's own; without a run file the template is planned. What `overrides` make is kept nowhere."""
     if file is not None and not anew and _is_plan(file):
         return _explicit(file, overrides, tell)
-    beside = None if file is None else _plan_beside(file)
+    beside = None
+    if file is not None:  # plan.json of run.yaml, else NAME.plan.json of the file's whole name
+        beside = file.with_name(PLAN_KEPT if file.name == RUN_NAME else f"{file.name}.{PLAN_KEPT}")
     found = read_inputs(file, overrides, inventory, tell)
     beside = beside if found.is_launched else None
     kept, made, how = _kept(beside)
@@ -131,11 +133,6 @@ def read_inputs(
         if inventory is None:
             raise UsageError("no inventory given", hint="diloco plan INVENTORY, or first: diloco init")
     return _read(file, overrides, inventory, tell, needs_hardware)
-
-
-def _plan_beside(file: Path) -> Path:
-    """`plan.json` of run.yaml, else `NAME.plan.json` of the file's whole name."""
-    return file.with_name(PLAN_KEPT if file.name == RUN_NAME else f"{file.name}.{PLAN_KEPT}")
 
 
 def _explicit(file: Path, overrides: Sequence[str], tell: Callable[[str], None]) -> Resolved:

@@ -286,7 +286,8 @@ def candidate_of(
     if ring is not None:
         alone, how = undisturbed * busy * share * recomputing, how_on(island.accelerators, run, inventory, model)
         beside_fabric = share_of_computing(ring, fit, how, model, batch_tokens, alone)
-        assumption = _with_ring(assumption, ring, beside_fabric)
+        text = f"{assumption.text}; {ring.words}, leaves {100 * beside_fabric:.0f} % of it"
+        assumption = Assumption(text, assumption.mark)
     tokens_per_s = rate_in_the_fleet(undisturbed, busy, share, recomputing, beside_fabric)
     return Candidate(
         island=island,
@@ -309,11 +310,6 @@ def candidate_of(
         obstacle=obstacle(island, batch_tokens, inventory, model),
         syncer=machine_of(inventory.store),
     )
-
-
-def _with_ring(assumption: Assumption, ring: Ring, left: float) -> Assumption:
-    text = f"{assumption.text}; {ring.words}, leaves {100 * left:.0f} % of it"
-    return Assumption(text, assumption.mark)
 
 
 def egress_per_gb(island: IslandSettings, inventory: Inventory) -> float:
@@ -370,6 +366,9 @@ def rate_in_the_fleet(
 @formula("island", "step", "s")
 def step_of(batch_tokens: int, tokens_per_s: float) -> float:
     return batch_tokens / tokens_per_s
+
+
+computing_of = step_of.named("computing of a step")
 
 
 def restart_s(island: IslandSettings) -> float:
@@ -444,11 +443,6 @@ def share_of_computing(
         summed_s = sum_into_shards_s(fit.ranks, model.parameters, ring.gbps)
         waiting_s = waiting_of_shards_s(gathered_s, summed_s, computing_s, passes)
     return left_beside_fabric(computing_s, waiting_s)
-
-
-@formula("island", "computing of a step", "s")
-def computing_of(batch_tokens: int, tokens_per_s: float) -> float:
-    return batch_tokens / tokens_per_s
 
 
 @formula("island", "gradients summed on all ranks (all-reduce)", "s")

@@ -7,17 +7,7 @@ While a quorum is missing nothing is merged, also after a skipped slot: learners
 stand still. Their steps until then are assumed to be merged later, because a learner's next offer of a fragment holds
 all progress since its last adoption (the progress that an adoption by replacement drops is not subtracted).
 
-The costs of a fleet: accelerators, egress, requests, storage.
-
-Requests, counted from the protocol (M islands, slots of s seconds):
-
-    class A (writes)  an island a slot: delta, offer; each 3 s a heartbeat; now and then its moments
-                      the syncer a slot: state, weights, commit; each 3 s a heartbeat; every 64 commits a snapshot
-    class B (reads)   an island a slot: its polls of the next commit, the new weights; at most each 5 s a fence
-                      the syncer a slot: its polls of M mailboxes, M deltas, and state and weights where the store
-                      does not check uploads; about once a slot M incarnations; each 2 s the log and requests
-
-An object that comes once a slot is polled about the time at which it is due (protocol/rules/pacing.py)."""
+The costs of a fleet: accelerators, egress, storage, requests."""
 
 from __future__ import annotations
 
@@ -137,9 +127,12 @@ def synchronous_tokens_per_s(
     """Data-parallel on the same islands: balanced batches, bf16 gradients in a ring all-reduce.
 
     A step is the compute plus the part of the all-reduce that the backward pass cannot hide; any absent island
-    stops all of them. `batch_tokens` is the batch of all islands together.
+    stops all of them. `batch_tokens` is the batch of all islands together. 2 (M - 1) / M of the gradients pass through
+    every link, both ways; the slowest decides.
     """
-    exchange_s, together = _all_reduce_s(islands, model), all_present_probability([availability_of(i) for i in islands])
+    known = [bps for island in islands for bps in (island.link.up_bps, island.link.down_bps) if bps is not None]
+    exchange_s = all_reduce_s(len(islands), model.parameters, min(known)) if len(islands) > 1 and known else 0.0
+    together = all_present_probability([availability_of(island) for island in islands])
     return synchronous_rate(batch_tokens, synchronous_step_s(batch_tokens, sum(rates), exchange_s), together)
 
 
@@ -152,14 +145,6 @@ def synchronous_rate(batch_tokens: int, step_s: float, all_present: float) -> fl
 def synchronous_step_s(batch_tokens: int, tokens_per_s: float, all_reduce_s: float) -> float:
     compute_s = batch_tokens / tokens_per_s
     return compute_s + max(0.0, all_reduce_s - BACKWARD_SHARE * compute_s)
-
-
-def _all_reduce_s(islands: Sequence[IslandSettings], model: ModelFacts) -> float:
-    """2 (M - 1) / M of the gradients pass through every link, both ways; the slowest decides."""
-    known = [bps for island in islands for bps in (island.link.up_bps, island.link.down_bps) if bps is not None]
-    if len(islands) == 1 or not known:
-        return 0.0
-    return all_reduce_s(len(islands), model.parameters, min(known))
 
 
 @formula("prediction", "all-reduce", "s")
@@ -635,6 +620,8 @@ def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
 
 @formula("money", "class A requests", "/day")
 def writes_per_day(islands: int, save_every: int, fragments: int, slot_s: float) -> float:
+    """A slot: of an island delta and offer, now and then its moments; of the syncer state, weights, commit and now and
+    then a snapshot. Beside it, heartbeats."""
     saves = islands / (save_every * fragments)
     a_slot = 2 * islands + 3 + 1 / SNAPSHOT_EVERY + saves
     return (a_slot / slot_s + (islands + 1) / HEARTBEAT_EVERY_S) * DAY_S
@@ -651,6 +638,8 @@ def reads_per_day(
     records_per_s: float,
     slot_s: float,
 ) -> float:
+    """An island's looks for the next commit, the new weights, now and then a fence; of the syncer its looks into the
+    mailboxes, the deltas, what it reads back, incarnations, the log and requests."""
     learners = islands * (looks_for_commits + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s) + 1 / LOOKS_EVERY_S)
     syncer = islands * (looks_into_a_mailbox + 1 / slot_s + 1 / watch_s) + 2 * reads_back / slot_s + 2 / requests_s
     return (learners + syncer + records_per_s) * DAY_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from operator import le
 
 from diloco_cli.config.codec import replace
 from diloco_cli.errors import InfeasibleError, UsageError
@@ -25,7 +26,8 @@ def frontier(planned: Callable[[Goal], Plan], limits: Goal) -> list[Plan]:
         found += _best(planned, replace(limits, deadline_s=min(deadline_s, limits.deadline_s or deadline_s)))
     kept: list[Plan] = []
     for plan in sorted(found, key=_worth):
-        if not any(_as_good(other, plan) for other in kept):
+        bounds = [its * (1 + BETTER) for its in _worth(plan)]
+        if not any(all(map(le, _worth(other), bounds)) for other in kept):
             kept.append(plan)
     return kept
 
@@ -48,7 +50,3 @@ def _best(planned: Callable[[Goal], Plan], limits: Goal) -> Iterator[Plan]:
 def _worth(plan: Plan) -> tuple[float, float, float]:
     """Less is better."""
     return plan.prediction.days_to_target, plan.money.total, plan.prediction.loss_percent or 0.0
-
-
-def _as_good(one: Plan, other: Plan) -> bool:
-    return all(mine <= its * (1 + BETTER) for mine, its in zip(_worth(one), _worth(other), strict=True))

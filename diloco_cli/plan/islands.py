@@ -27,7 +27,6 @@ from diloco_cli.config.settings import (
     RESERVED_NAMES,
     Inventory,
     IslandSettings,
-    Link,
     MachineSettings,
     RunSettings,
 )
@@ -138,7 +137,9 @@ def _machines(entry: MachineSettings) -> list[Machine]:
 def island_of(name: str, machines: Sequence[Machine]) -> IslandSettings:
     """Failure rates and prices add up; the speed is the slowest machine's. The machine with the fastest link does the
     island's exchange and comes first among the hosts."""
-    head = max(machines, key=lambda machine: _width(machine.entry.link))
+    links = [machine.entry.link for machine in machines]  # one that is unknown counts as fast enough, as everywhere
+    widths = [(link.up_bps or math.inf, link.down_bps or math.inf) for link in links]
+    head = machines[widths.index(max(widths))]
     entry, entries = head.entry, [machine.entry for machine in machines]
     speeds = [item.tokens_per_s for item in entries if item.tokens_per_s is not None]
     mfus = [item.mfu for item in entries if item.mfu is not None]
@@ -162,11 +163,6 @@ def island_of(name: str, machines: Sequence[Machine]) -> IslandSettings:
         mfu=min(mfus) if len(mfus) == len(entries) else None,
         tokens_per_s=len(entries) * min(speeds) if len(speeds) == len(entries) else None,
     )
-
-
-def _width(link: Link) -> tuple[float, float]:
-    """An unknown link counts as fast enough, as everywhere in planning."""
-    return (link.up_bps or math.inf, link.down_bps or math.inf)
 
 
 def _as_name(text: str) -> str:

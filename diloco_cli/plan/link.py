@@ -1,10 +1,8 @@
 """The traffic of an island's link: every parameter once up and once down in every round, and now and then the inner
 optimizer's moments up.
 
-Records are added. Every slot each island writes one offer, and reads one commit, which lists an input for every
-island that took part; every few seconds it writes a heartbeat. A request for a commit that is not there carries no
-bytes. Sizes of records are those that the protocol writes (a test encodes some); names of islands and events make them
-differ by a few per cent. Records are negligible beside a large model's fragments, but not beside a small one's.
+Records are added: offers, commits, heartbeats, of the sizes that the protocol writes (a test encodes some; names of
+islands and events make them differ by a few per cent). Beside a small model's fragments they are not negligible.
 
 The syncer in a plan: its machine, the slots that it holds, and what is merged where slots are shorter.
 

@@ -148,7 +148,8 @@ class Rental:
         for machine in ranked:
             of_kind = taken.setdefault((machine.accelerators, machine.spot), [])
             new = machine.region not in {other.region for other in of_kind}
-            if machine.accelerators.name in kinds and new and (len(of_kind) < REGIONS or self._is_home(machine)):
+            near = len(of_kind) < REGIONS or machine.region == self.inventory.store.region
+            if machine.accelerators.name in kinds and new and near:
                 of_kind.append(machine)
         return [machine for of_kind in taken.values() for machine in of_kind]
 
@@ -230,9 +231,6 @@ class Rental:
     def _hold_the_model(self, machine: Rentable, count: int) -> bool:
         alone = replace(self.inventory, islands=(), machines=(self.entry(machine, count),))
         return bool(form_islands(self.run, alone, self.model).inventory.islands)
-
-    def _is_home(self, machine: Rentable) -> bool:
-        return machine.region == self.inventory.store.region
 
 
 def rank(plan: Plan, goal: Goal) -> tuple[float, ...]:

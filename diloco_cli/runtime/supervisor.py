@@ -131,8 +131,7 @@ class StopPolicy:
 
 @dataclass(frozen=True)
 class Ending:
-    """The reason for the end, and its times on the monotonic clock. Learners get SIGTERM at `terminate_at_s`; syncers
-    too, but where learners live here, at `syncers_at_s`. SIGKILL comes at `kill_at_s`."""
+    """The reason for the end, and its times on the monotonic clock."""
 
     reason: Reason
     text: str

@@ -1,9 +1,6 @@
-"""Units: which of a run start on this machine, with their commands, devices, threads and keys, and what a person has to
-start on others; and how their processes are started: each in a session of its own, with a log, a secret and bounded
-threads.
-
-A unit's states, and every allowed transition, are one table. `Child` is a process that works for the command that
-started it and answers in lines of JSON; `start_detached` starts a supervisor that outlives its terminal.
+"""Units: which of a run start on this machine, what a person has to start on others, and how their processes are
+started: each in a session of its own, with a log, a secret and bounded threads. `Child` is a process that works for the
+command that started it and answers in lines of JSON; `start_detached` starts a supervisor that outlives its terminal.
 """
 
 from __future__ import annotations
