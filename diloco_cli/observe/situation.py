@@ -211,11 +211,11 @@ class Look:
         if state not in MISSING:
             late = heard is None and self.facts.seconds_since_launch() > STARTS_WITHIN_S
             return "not heard yet" if late else self._unmerged(island)
-        if heard is None or state == LEFT:
-            why = "" if heard is None else heard.heartbeat.note
-            return f"it has left: {why}" if why else "it has left"
-        if state == LearnerState.FAILED:
-            return "it has ended with an error"
+        if heard is None:
+            return "it was never heard"
+        if state in (LEFT, LearnerState.FAILED):
+            what = "it has left" if state == LEFT else "it has ended with an error"
+            return f"{what}: {heard.heartbeat.note}" if heard.heartbeat.note else what
         if state == STUCK:
             return f"its step has not ended for {heard.heartbeat.last_step_s + heard.age_s:.0f} s: it hangs"
         if here is not None and not here.dead:

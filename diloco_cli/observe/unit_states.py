@@ -97,7 +97,7 @@ def learner_state(facts: RunFacts, name: str, local: Local = Local()) -> str:
         heard = None
     said = LearnerState.STARTING if heard is None else heard.heartbeat.state
     if facts.state.phase == RunPhase.FINISHED and said != LearnerState.FAILED:
-        return LearnerState.DONE if heard is not None else said
+        return LearnerState.DONE if heard is not None else LOST
     if running and (here := state_here(local.units.get(name), heard, said)):
         return here
     if heard is None or said == LearnerState.FAILED:

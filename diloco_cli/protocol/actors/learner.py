@@ -23,7 +23,7 @@ from statistics import median_low
 from typing import Any, Literal, Protocol
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import FencedError, TerminatedError
+from diloco_cli.errors import DilocoError, FencedError, TerminatedError
 from diloco_cli.protocol.actors.joining import Joined, Saves, fetch_moments, fetch_weights, join, publish
 from diloco_cli.protocol.actors.progress import OfferDraft, Progress, is_over
 from diloco_cli.protocol.log.claims import ClaimWatch
@@ -51,6 +51,7 @@ FetchedVersion = tuple[FragmentVersion, Values, float]
 PAUSE_S = 0.2
 STEPS_SEEN = 33  # H_i follows the median of these step times, so that one long step does not change it
 HEARTBEAT_EVERY_S = 3.0
+MAX_NOTE = 300  # characters of what ended a learner
 SLEEP_BOUNDS_S = (0.02, 0.5)
 DRAINS_LOOK_S = 1.0  # an operator waits for the learner's end, or its machine is about to be taken away
 LOOKS_FOR_ROLLBACK, LOOK_AGAIN_S = 3, 0.5  # before a learner goes back without a version that cannot be read
@@ -441,12 +442,12 @@ class Follower:
             "position": progress.position,
             "behind": progress.behind(),
             "loss": learner.loss if learner.loss is not None and isfinite(learner.loss) else None,
-            "note": learner.note,
             "tokens_per_s": 0.0,
             "moments": learner.saves.last[1],
             "moments_n": learner.saves.last[0],
             "process": process_on(learner.claim.host, learner.claim.pid),
             **self._heartbeat_facts(),
+            **({"note": learner.note} if learner.note else {}),
         }
         return LearnerHeartbeat(**facts)
 
@@ -528,6 +529,8 @@ class Learner:
             self.note = said or str(error)
         else:
             self.go(LearnerState.FENCED if isinstance(error, FencedError) else LearnerState.FAILED)
+            text = str(error) if isinstance(error, DilocoError) else f"{type(error).__name__}: {error}"
+            self.note = text.partition("\n")[0][:MAX_NOTE]
 
     @property
     def is_leaving(self) -> bool:

@@ -135,10 +135,11 @@ def test_tokens_that_cannot_be_are_refused(tokens: int, words: str) -> None:
 
 
 def test_a_loss_that_is_not_finite_ends_the_loop_before_anything_of_it_is_offered() -> None:
-    loop = Meeting(own_run(rounds=LONG)).loop()
+    loop = (meeting := Meeting(own_run(rounds=LONG))).loop()
     loop.train_once()
     with pytest.raises(RunFailedError, match="the loss is nan at token 0 of shard 0"):
         loop.island.step(tokens=ROWS, loss=float("nan"))
+    assert last_heartbeat(meeting).note == "the loss is nan at token 0 of shard 0"
 
 
 def test_of_two_loops_under_one_name_the_older_one_is_fenced_and_the_newer_one_goes_on() -> None:
@@ -218,7 +219,8 @@ def test_an_error_in_the_loop_is_told_in_the_last_heartbeat_and_passed_on() -> N
     meeting = Meeting(own_run(rounds=LONG))
     with pytest.raises(ZeroDivisionError), meeting.loop().island as island:
         island.step(tokens=ROWS // 0)
-    assert last_heartbeat(meeting).state == "FAILED"
+    said = last_heartbeat(meeting)
+    assert (said.state, said.note) == ("FAILED", "ZeroDivisionError: integer division or modulo by zero")
 
 
 @pytest.mark.parametrize("drain_s", [0, 0.5])

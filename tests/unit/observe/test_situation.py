@@ -132,6 +132,8 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
      f"{RESUME} --region eu"),
     (learner_says(both_say(facts(), LearnerState.DONE), "rhine", LearnerState.FAILED), NOBODY, State.STALLED,
      "no learner is left: iowa (it has left), rhine (it has", f"{RESUME} --region us"),
+    (learner_says(facts(), "rhine", LearnerState.FAILED, note="the loss is nan"), NOBODY, State.DEGRADED,
+     "rhine (it has ended with an error: the loss is nan)", ""),
     (later(WAITS, 60.0), NOBODY, State.DEGRADED, "merges go on", f"{RESUME} --region eu"),  # merges came every 40 s
     (later(WAITS, 63.0), NOBODY, State.STALLED,
      "1 of the 2 offers that the quorum needs; missing: rhine (not heard", f"{RESUME} --region eu"),

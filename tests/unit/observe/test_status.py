@@ -118,6 +118,8 @@ def test_who_left_has_left_or_failed_however_long_ago():
         assert said == "FAILED" or syncer_state(left) == state
     finished = facts(structs.replace(STATE, phase="FINISHED"), iowa=1e6)
     assert status_of(finished).learners[0].state == "DONE"
+    never = status_of(replace(finished, learners={})).learners[0]
+    assert (never.state, never.note) == ("LOST", "it was never heard")
 
 
 def test_who_joined_and_is_gone_or_was_never_let_in_is_no_headline() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.errors import FencedError, TerminatedError
+from diloco_cli.errors import FencedError, RunFailedError, TerminatedError
 from diloco_cli.protocol.actors.learner import LOOKS_FOR_ROLLBACK, PAUSE_S, Fragments, Moments, Phase, Stopwatch
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import commit_key, delta_key, heartbeat_key, incarnation_key, weights_key
@@ -406,8 +406,11 @@ def test_a_heartbeat_says_what_it_does() -> None:
 
 @pytest.mark.parametrize(
     ("error", "state"),
-    [(FencedError("another"), "FENCED"), (TerminatedError("SIGTERM"), "DONE"), (ValueError("a bug"), "FAILED")],
-)
+    [
+        (FencedError("another"), "FENCED"), (TerminatedError("SIGTERM"), "DONE"), (ValueError("a bug"), "FAILED"),
+        (RunFailedError("the loss is nan\nat step 7"), "FAILED"),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("before", ["STARTING", "RECOVERING", "TRAINING", "WAITING", "DRAINING"])
 def test_what_ends_a_learner_is_its_last_state(error: BaseException, state: str, before: str) -> None:
     learner = Living(WrittenLog(make_run()), begins=False).learner
@@ -415,7 +418,8 @@ def test_what_ends_a_learner_is_its_last_state(error: BaseException, state: str,
     learner.note = "waits for a merge"
     learner.ended_by(error)
     assert learner.doing == state
-    assert learner.note == (str(error) if state == "DONE" else "waits for a merge")
+    said = {ValueError: "ValueError: a bug", RunFailedError: "the loss is nan"}
+    assert learner.note == said.get(type(error), str(error))
 
 
 RUN = make_run(fragments=2)
