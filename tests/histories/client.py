@@ -195,7 +195,7 @@ class Bucket:
     """Objects by key. Implements store.port.Store, but for two things: `Exists` carries no bytes, and a create of the
     same bytes also gets `Exists`. `Client` settles that. Strongly consistent, but a listing does not show a key before
     `listed_from_s`, and shows a deleted one up to `listed_until_s`; `withheld`: by prefix, what its last listing left
-    out. `foreign`: objects of forgers and flooders; `forged`: those of them that are in other names (outsiders.py)."""
+    out. `forged`: objects of a forger (forger.py)."""
 
     url = "memory://histories"
 
@@ -203,7 +203,6 @@ class Bucket:
         self.objects: dict[str, bytes] = {}
         self.listed_from_s: dict[str, float] = {}
         self.listed_until_s: dict[str, float] = {}
-        self.foreign: set[str] = set()
         self.forged: set[str] = set()
         self.withheld: dict[str, set[str]] = {}
         self._now_s = now_s

@@ -1,6 +1,12 @@
-"""A forger: see outsiders.py. Nothing that it writes may count."""
+"""A forger: it runs no code of the product's, has no key, or another one than it needs, and writes straight into the
+buckets at random times, until the run is over: claims and joins in others' names, operators' requests, epochs,
+snapshots, hints, heartbeats. None of it may count, and whatever is demanded of a healthy run is demanded beside it, for
+it does not cease with the faults.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.log.commit_log import HeadHint, Snapshot
@@ -24,16 +30,44 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.signing import LOG, OPERATOR, Checksummed, Secret, learner_signer, syncer_signer
 from tests.histories.client import Bucket
 from tests.histories.options import BATCH_TOKENS, with_key
-from tests.histories.outsiders import Outsider, last_number
+from tests.histories.stream import Stream
+
+if TYPE_CHECKING:
+    from tests.histories.history import History
 
 STRANGER = Secret("of a stranger, " * 3, "a history")
 FAR = 1 << 20
 REQUESTS: tuple[RequestKind, ...] = ("stop", "resume", "rollback", "gc", "readmit")
 JUNK = (b"", b"{}", b"junk", b'{"a":1}', b"\xff" * 40)
+MAX_ACTS = 200
+PAUSE_SLOTS = (0.5, 4.0)
+ASKED = 2
+ASKED_AFTER_SLOTS = (2.0, 12.0)  # by an operator, once faults have ceased
 
 
-class Forger(Outsider):
-    ACTS = ("claim", "claim", "claim", "request", "join", "epoch", "snapshot", "hint", "heartbeat")
+class Forger:
+    ACTS = ("claim", "claim", "claim", "request", "join", "epoch", "snapshot", "hint", "heartbeat")  # methods
+
+    def __init__(self, history: History) -> None:
+        self.history, self.draw = history, Stream(history.seed, "forger")
+        self.acts = 0
+        self._later()
+
+    def _later(self) -> None:
+        wait_s = self.draw.between(*PAUSE_SLOTS) * self.history.options.slot_s
+        self.history.world.call_at(self.history.world.now_s + wait_s, self._act)
+
+    def _act(self) -> None:
+        if self.acts >= MAX_ACTS or "finish" in self.history.monitor.replayer.kinds[-1:]:
+            return
+        self.acts += 1
+        getattr(self, f"_{self.draw.choice(self.ACTS)}")()
+        self._later()
+
+    def bucket_of(self, learner: str) -> Bucket:
+        """Where this learner's own objects lie."""
+        region = self.history.region
+        return region.bucket if region is not None and learner in region.residents else self.history.bucket
 
     def forge(self, bucket: Bucket, signer: str, key: str, body: bytes, copied: bytes | None) -> None:
         """Place a record that its signer has not signed."""
@@ -47,9 +81,18 @@ class Forger(Outsider):
             data = copied
         else:
             data = self.draw.choice(ways)(signer, key, body)
-        if self.place(bucket, key, data):
+        if key not in bucket.objects:
+            bucket.put(key, data)
             bucket.forged.add(key)
             self.history.note(f"a forger wrote {key}")
+
+    def overwrite(self, key: str, data: bytes) -> None:
+        """What the others overwrite, too."""
+        self.history.bucket.put(key, data)
+
+    @property
+    def learners(self) -> list[str]:
+        return [*self.history.monitor.replayer.batches]
 
     @property
     def is_signed(self) -> bool:
@@ -76,14 +119,14 @@ class Forger(Outsider):
     def _by_another(self, signer: str, key: str, body: bytes) -> bytes:
         """By a learner of the run, with its own key."""
         history = self.history
-        other = self.draw.choice([name for name in (*self.others, "n9") if learner_signer(name) != signer])
+        other = self.draw.choice([name for name in (*self.learners, "n9") if learner_signer(name) != signer])
         own = learner_signer(other)
         return with_key(history.run, own, history.nemesis.keys_made[own]).keyring.sign(own, key, body)
 
     # -- in learners' names ---------------------------------------------------------------------------------------
 
     def _claim(self) -> None:
-        name = self.draw.choice(self.others)
+        name = self.draw.choice(self.learners)
         bucket = self.bucket_of(name)
         newest = self.history.monitor.genuine.claims[name]
         if self.is_signed and not newest:
@@ -139,10 +182,24 @@ class Forger(Outsider):
 
     def _heartbeat(self) -> None:
         """Of its own making, or a genuine one with a line added."""
-        name = self.draw.choice((SYNCER, *self.others))
+        name = self.draw.choice((SYNCER, *self.learners))
         epoch, n = self.history.monitor.replayer.epoch, self.history.monitor.replayer.n
         said = SyncerHeartbeat("SERVING", epoch + 1, n + FAR, "elsewhere") if name == SYNCER else None
         record = said or LearnerHeartbeat("DONE", FAR, n + FAR, 1, 1, 1.0, 0)
         genuine = self.history.bucket.objects.get(heartbeat_key(name), b"").partition(b"\n")[0]
         others = (*JUNK, *[b"%b\n%d" % (genuine, self.acts)] * len(JUNK))
         self.overwrite(heartbeat_key(name), encode(record) if self.draw.chance(0.7) else self.draw.choice(others))
+
+
+def asked_again(history: History) -> None:
+    """Operators make some requests that change nothing, to be answered in time whatever others write."""
+    draw, at_s = Stream(history.seed, "asked again"), history.world.now_s
+    for _ in range(ASKED):
+        at_s += draw.between(*ASKED_AFTER_SLOTS) * history.options.slot_s
+        history.world.call_at(at_s, history.nemesis.readmit_nobody)
+
+
+def last_number(bucket: Bucket, prefix: str, digits: int) -> int:
+    """The greatest number under a prefix, others' objects included; -1 if there is none."""
+    newest = max((key for key in bucket.objects if key.startswith(prefix)), default="")
+    return int(newest[len(prefix) : len(prefix) + digits]) if newest else -1

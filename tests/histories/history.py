@@ -9,7 +9,6 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
-from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES, MAX_PORTIONS
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Mend, Operation, Put, There
 from diloco_cli.protocol.log.records import RunFormat, encode
@@ -18,18 +17,16 @@ from diloco_cli.store.port import Created
 from diloco_cli.virtual.world import Actor
 from tests.faulty_world import Fault, FaultyWorld, Injected
 from tests.histories.client import Bucket
-from tests.histories.flooder import Flooder
-from tests.histories.forger import Forger
+from tests.histories.forger import Forger, asked_again
 from tests.histories.ledger import check_outcomes, max_lost
 from tests.histories.liveness import Healthy, check_bucket, check_restart
 from tests.histories.memo import remembered, tuned
 from tests.histories.monitor import Monitor
 from tests.histories.nemesis import Nemesis
 from tests.histories.options import REGION, SLOW_LINK, Options, run_of
-from tests.histories.outsiders import asked_again
 from tests.histories.processes import Process
 from tests.histories.region import Region
-from tests.histories.replayer import FLOODER, LIVENESS, Replayer, ViolationError, expect, plain
+from tests.histories.replayer import LIVENESS, Replayer, ViolationError, expect, plain
 from tests.histories.script import Actors, CallFaults, HistoryResult, Moment, Script, drawn_nemesis_events
 from tests.histories.stream import Stream
 from tests.histories.supervisor import SimulatedSupervisor
@@ -39,7 +36,6 @@ MAX_FAULTY = 3.0  # times an undisturbed run
 TEND_EVERY_S = 1.0
 LEAVE_S = 90.0
 LAST_LOOK_S, LAST_CALLS = 0.1, 40  # from the last look for offers to the run's end: calls for each learner
-LAST_CALLS_OF_A_FLOOD = 3 * MAX_PORTIONS * MAX_OFFERS_PER_POLL * (MAX_OLD_MAILBOXES + 1)  # there and back, some slow
 MAX_EVENTS, EVENTS_A_MERGE = 400_000, 200  # of a phase; of each learner
 HELD_SHARE, HELD_S = 0.2, 30.0
 FRAMES_TOLD = 4
@@ -57,8 +53,6 @@ class WatchedWorld(FaultyWorld):
         if type(operation) is There:
             operation = operation.operation
         if type(operation) is Get:
-            if operation.key in bucket.foreign:
-                self.history.monitor.foreign_reads.read(actor.name, operation.key)
             return bucket.get(operation.key, operation.max_bytes)
         before = bucket.get(operation.key) if type(operation) is Delete else None
         answer = self._perform_at(bucket, actor, operation)
@@ -93,7 +87,7 @@ class History:
         self.beliefs.moments = self.monitor.moments
         given = None if script is None else {(f.actor, f.operation): f.fault for f in script.calls}
         self.calls = CallFaults(options, given)
-        names = [island.name for island in self.run.islands if island.name != FLOODER]
+        names = [island.name for island in self.run.islands]
         drawn = drawn_nemesis_events(options, seed, names) if script is None else script.nemesis_events
         self.nemesis_events = drawn
         self.draw = Stream(seed, "history")
@@ -122,8 +116,7 @@ class History:
 
     def _last_look_s(self) -> float:
         """The longest time of the syncer's last look at the mailboxes of all learners, also of those that joined."""
-        calls = LAST_CALLS * len(self.roles) + LAST_CALLS_OF_A_FLOOD * self.options.flooder
-        return LAST_LOOK_S + calls * self.options.latency_s
+        return LAST_LOOK_S + LAST_CALLS * len(self.roles) * self.options.latency_s
 
     # -- from beginning to end ----------------------------------------------------------------------------------
 
@@ -164,9 +157,7 @@ class History:
         for name in self.roles:
             self.supervisor.start_learner(name, self.draw.uniform() * self.options.slot_s)
         if self.options.forger:
-            Forger(self, "forger")
-        if self.options.flooder:
-            Flooder(self, "flooder")
+            Forger(self)
         for event in self.nemesis_events:
             self.world.call_at(event.at_s, lambda d=event: self.nemesis.strike(d))  # type: ignore[misc]
         max_s = MAX_FAULTY * self.options.merges * self.options.slot_s
@@ -221,7 +212,7 @@ class History:
         for process in self.supervisor.processes:
             process.resume()
         self.healthy = Healthy(self)
-        if self.options.forger or self.options.flooder:
+        if self.options.forger:
             asked_again(self)
         self._tend(self.healthy)
 
@@ -308,7 +299,7 @@ class History:
     def _create_late(self, key: str, data: bytes, watcher: Monitor | Region) -> None:
         """Now and then a request of its learner that the network held up comes to its effect behind the floor."""
         draw = Stream(self.seed, f"late {key} {self.world.now_s}")
-        if self.monitor.healthy or key in watcher.bucket.foreign or draw.uniform() >= LATE_CREATES:
+        if self.monitor.healthy or draw.uniform() >= LATE_CREATES:
             return
 
         def create() -> None:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_cli.errors import FencedError, RefusedError, UsageError
 from diloco_cli.protocol.actors.collection import FLOORS_APART, LEAST_ROUNDS
-from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Get, List, Now, Operation, Result, Steps, Together
 from diloco_cli.protocol.regions import TRIES_AGAIN_S
-from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, next_request_s, watch_every_s
+from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, next_request_s
 from diloco_cli.store.retry import MAX_PAUSE_S
 from tests.faulty_world import Fault
 from tests.histories.client import Bucket
@@ -194,7 +193,7 @@ class Healthy:
             return
         self.merged_s = now_s
         self._see_region()
-        history.monitor.check_answers(self.free_s, now_s, (1 + MAX_DRIFT) * watch_every_s(slot_s))
+        history.monitor.check_answers(self.free_s, now_s)
         for process in history.supervisor.processes:
             if process.ended or process.role not in history.roles:
                 continue
@@ -294,13 +293,12 @@ class Healthy:
                 raise ViolationError(LIVENESS, f"{process.name} waits and gives no reason")
 
     def check_operations(self) -> None:
-        """Check that no process makes more store operations than its polling allows. A flooder's claims keep mailboxes
-        of replaced incarnations open, its own and the learners'. A sweep tries to delete again what a listing that
-        lags still shows."""
+        """Check that no process makes more store operations than its polling allows. A sweep tries
+        to delete again what a listing that lags still shows."""
         history, processes = self.history, self.history.supervisor.processes
         commits = history.monitor.replayer.n - self.since_n
         learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
-        mailboxes = learners + 2 + (MAX_OLD_MAILBOXES * (learners + 1) if history.options.flooder else 0)
+        mailboxes = learners + 2
         for process in processes:
             spent_s = min(history.world.now_s, process.ended_s) - max(self.since_s, process.started_s)
             a_second = POLLS_A_SECOND * mailboxes if process.role == SYNCER else LOOKS_A_SECOND
@@ -311,8 +309,7 @@ class Healthy:
 
 def check_bucket(history: History) -> None:
     """Unneeded objects are deleted: the number of objects is bounded by what is kept, by how often the floor moves, by
-    the commits since the last good evaluation, and by the readers' grace, which each syncer process waits anew. What
-    forgers and flooders write has no outcome and stays.
+    the commits since the last good evaluation, and by the readers' grace, which each syncer process waits anew.
     Demanded only of long histories whose syncer has time between its merges."""
     options, fragments = history.options, history.options.fragments
     kept = max(LEAST_ROUNDS, options.kept_rounds) * fragments
@@ -327,7 +324,7 @@ def check_bucket(history: History) -> None:
     offers = len(history.roles) * (commits + 4 * fragments)
     most = {"state": commits + fragments, "delta": offers, "offer": offers}
     for kind, bound in most.items():
-        there = sum(key.startswith(f"{kind}/") for key in history.bucket.objects.keys() - history.bucket.foreign)
+        there = sum(key.startswith(f"{kind}/") for key in history.bucket.objects)
         expect(there <= bound, "bucket", f"{there} objects of the kind {kind} are there, more than {bound:.0f}")
 
 

@@ -4,7 +4,6 @@ Invariants that can only be checked during a history: 1 (each key of the log has
 (own offers), 9 (deletions), 11 (prefixes of roles); and liveness: outcomes, gaps between commits, operations a round.
 
 `Genuine`: whatever else lies in the bucket, only what processes of the run have written may move the log.
-`ForeignReads`: others' objects may be looked at only so often.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS, KEPT_SNAPSHOTS, LEAST_ROUNDS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
-from diloco_cli.protocol.actors.membership import JUNK_PER_LOOK
 from diloco_cli.protocol.log.claims import LISTS_EVERY
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
@@ -35,7 +33,6 @@ from diloco_cli.signing import learner_signer
 from tests.histories.client import Bucket
 from tests.histories.harm import Harm
 from tests.histories.moments import MomentsWatch
-from tests.histories.options import POLL_BOUNDS_S
 from tests.histories.poisoner import NormBooks
 from tests.histories.processes import MAX_DRIFT
 from tests.histories.replayer import (
@@ -61,9 +58,6 @@ def genuine_snapshots(bucket: Bucket) -> list[int]:
 
 
 GENUINE = "genuine"
-SEEN_A_LOOK = 40  # of others' objects, by one process, for each learner
-SEEN_A_SECOND = 120.0
-TIMES, TIMES_A_SECOND = 16, 2 * (1 + MAX_DRIFT) / POLL_BOUNDS_S[0]  # of one object: twice when its place is asked for
 
 
 @dataclass
@@ -99,36 +93,6 @@ class Genuine:
         for island in commit.get("islands", ()):
             joins = (island["name"], commit["epoch"]) in self.joins
             expect(joins, GENUINE, f"{what} admits {island['name']}, which has not asked this epoch's syncer")
-
-
-@dataclass
-class ForeignReads:
-    """Which objects of forgers and flooders each process has read since the last slot began, and how often.
-
-    How many lie there may not cost a process more than bounded portions: so the number of different ones counts. What
-    lies at the place where a record is expected is read whenever that record is asked for, however long its writer is
-    silent: so of reads of the same one, how often counts."""
-
-    since_s: float = 0.0
-    most: int = 0
-    counted: dict[str, Counter[str]] = field(default_factory=dict)
-
-    def read(self, process: str, key: str) -> None:
-        self.counted.setdefault(process, Counter())[key] += 1
-
-    def slot_over(self, now_s: float, learners: int) -> None:
-        """However many there are, a process looks at a bounded number of them in a slot."""
-        took_s = now_s - self.since_s
-        most, most_times = learners * SEEN_A_LOOK + SEEN_A_SECOND * took_s, TIMES + TIMES_A_SECOND * took_s
-        for name, seen in self.counted.items():
-            self.most = max(self.most, len(seen))
-            text = f"{name} has read {len(seen)} objects of forgers and flooders in one slot, more than {most:.0f}"
-            expect(len(seen) <= most, LIVENESS, text)
-            key, times = max(seen.items(), key=lambda item: item[1])
-            text = f"{name} has read {key}, which a forger or a flooder wrote, {times} times in {took_s:.1f} s"
-            expect(times <= most_times, LIVENESS, text)
-        self.counted.clear()
-        self.since_s = now_s
 
 
 OPERATOR = "operator"
@@ -220,7 +184,7 @@ class Monitor:
         self.harm, self.norms = Harm(self.replayer), NormBooks(self.replayer)
         self.floors = self.floors_of(self.bucket)
         self.moments = MomentsWatch(self.replayer)
-        self.genuine, self.foreign_reads = Genuine(), ForeignReads()
+        self.genuine = Genuine()
 
     def floors_of(self, bucket: Bucket) -> Floors:
         return Floors(bucket, self.run.settings.retention.grace_s)
@@ -350,8 +314,6 @@ class Monitor:
         self._check_blame(commit)
         self.harm.committed(commit)
         self.norms.committed(commit)
-        if commit["kind"] in ("merge", "skip"):
-            self.foreign_reads.slot_over(now_s, len(self.replayer.batches))
         if commit["request"] is not None:
             later = {number: at for number, at in self._asked.items() if number > commit["request"]}
             self._asked = dict.fromkeys(later, (self.replayer.merges, now_s))  # answered one after the other
@@ -400,24 +362,15 @@ class Monitor:
         """Whether the present syncer must have found the claim by now."""
         return now_s - max(since_s, self._serving[1]) > self._until_listed_s(learner, incarnation)
 
-    def check_answers(self, free_s: float, now_s: float, look_s: float) -> None:
-        """A serving syncer answers requests; those to join after as many looks as it takes to read what others have put
-        into their queue (protocol/actors/membership.py). `free_s`: from then on no fault delays it; `look_s`: between
-        two looks at the queue, if nothing else takes longer."""
-        asked = {f"request {number}": (since, 0) for number, since in self._asked.items()}
-        looks = self._looks_before() if self._joining else 0
-        asked |= {f"the wish of {name} to join": (since, looks) for name, since in self._joining.items()}
-        for what, ((merges, since_s), more) in asked.items():
+    def check_answers(self, free_s: float, now_s: float) -> None:
+        """A serving syncer answers requests. `free_s`: from then on no fault delays it."""
+        asked = {f"request {number}": since for number, since in self._asked.items()}
+        asked |= {f"the wish of {name} to join": since for name, since in self._joining.items()}
+        for what, (merges, since_s) in asked.items():
             merged = self.replayer.merges - max(merges, self._serving[0])
             waited_s = now_s - max(since_s, self._serving[1], free_s)
-            late = merged > ANSWER_MERGES + more and waited_s > ANSWER_S + more * look_s
+            late = merged > ANSWER_MERGES and waited_s > ANSWER_S
             expect(not late, LIVENESS, f"{what} has no answer after {merged} merges")
-
-    def _looks_before(self) -> int:
-        """The looks that it takes to read all requests to join that others have made of this epoch's syncer, at the
-        queue's older end."""
-        keys = (read_join_key(key) for key in self.bucket.foreign)
-        return sum(named is not None and named[1] == self.replayer.epoch for named in keys) // (JUNK_PER_LOOK // 2)
 
     def _check_blame(self, commit: Plain) -> None:
         """No learner is refused for a hostile reason, or quarantined, without a cause."""

@@ -24,7 +24,7 @@ from tests.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS
 from tests.histories.poisoner import Poisoner
 from tests.histories.processes import Process
 from tests.histories.region import JOINS_HERE
-from tests.histories.replayer import FLOODER, is_poisoner
+from tests.histories.replayer import is_poisoner
 from tests.histories.script import LARGE, NemesisEvent
 from tests.histories.stream import Stream
 
@@ -78,7 +78,7 @@ class Nemesis:
 
     def readmit(self) -> None:
         """Operators readmit all quarantined learners; the monitor checks that no honest one is among them."""
-        for name in sorted(self.history.monitor.replayer.kept_out - {FLOODER}):
+        for name in sorted(self.history.monitor.replayer.kept_out):
             self._ask("readmit", learner=name)
 
     def readmit_nobody(self) -> None:

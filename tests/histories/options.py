@@ -28,7 +28,7 @@ from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
 from diloco_cli.signing import PLAIN_BYTES, Checksummed, Secret
 from tests.faulty_world import Fault
 from tests.histories.poisoner import TACTICS, Tactic
-from tests.histories.replayer import FLOODER, POISONER
+from tests.histories.replayer import POISONER
 from tests.histories.stream import Stream
 
 BATCH_TOKENS = 4
@@ -66,7 +66,7 @@ LOSSES_SHARE, LOSSES_FROM = 0.15, 1000  # the seeds before, by which mutants are
 MENDS_SOON_S = 2.0  # instead of the product's: histories are short
 ENGINE_SHARE, ENGINES_MERGES = 0.08, (12, 40)  # from LOSSES_FROM on
 FOLLOWS_SOON = {"PROMPT_S": 0.2, "FIRST_SYNCER_S": 2.0}  # likewise
-OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
+FORGERS_SHARE, FORGED_MERGES = 0.08, (12, 40)
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
 
@@ -117,7 +117,6 @@ class Options:
     on_divergence: Literal["rollback", "pause", "warn"] = "rollback"
     poisoner: Tactic | None = None
     forger: bool = False
-    flooder: bool = False
     plain_bytes: int = PLAIN_BYTES
     checks_uploads: bool = False
 
@@ -177,8 +176,8 @@ class Options:
         signed = "signed, " if self.signed else ""
         apart = f", {self.apart} of them in a region of their own" if self.apart else ""
         hostile = "" if self.poisoner is None else f"; a poisoner ({self.poisoner})"
+        hostile += "; a forger" * self.forger
         hostile += "; uploads are checked" * self.checks_uploads + "; an engine" * self.engine
-        hostile += "; a forger" * self.forger + "; a flooder" * self.flooder
         return (
             f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
             f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, "
@@ -188,7 +187,7 @@ class Options:
         )
 
     def without_faults(self) -> Options:
-        return replace(self, calls=(), nemesis_events=(), poisoner=None, forger=False, flooder=False)
+        return replace(self, calls=(), nemesis_events=(), poisoner=None, forger=False)
 
 
 def drawn_options(seed: int) -> Options:
@@ -244,7 +243,7 @@ def _with_hostile(options: Options, seed: int) -> Options:
     """Each from a stream of its own, so that the others mean what they meant before."""
     options = replace(options, checks_uploads=Stream(seed, "uploads").chance(0.5))
     options = _with_compression(_with_harm(options, seed), seed)
-    options = _with_losses(_with_outsiders(_with_poisoner(_with_keys(options, seed), seed), seed), seed)
+    options = _with_losses(_with_forger(_with_poisoner(_with_keys(options, seed), seed), seed), seed)
     return _with_engine(options, seed)
 
 
@@ -298,16 +297,13 @@ def _with_poisoner(options: Options, seed: int) -> Options:
     )
 
 
-def _with_outsiders(options: Options, seed: int) -> Options:
+def _with_forger(options: Options, seed: int) -> Options:
     """In some histories others write into the bucket; half of these are signed, so that forgers have keys, too."""
-    draw = Stream(seed, "outsiders")
-    if not draw.chance(OUTSIDERS_SHARE):
+    draw = Stream(seed, "forger")
+    if not draw.chance(FORGERS_SHARE):
         return options
-    forger, flooder = draw.choice(((True, False), (False, True), (True, True)))
-    merges, signed = draw.whole(*OUTSIDERS_MERGES), draw.chance(0.5)
-    return replace(
-        options, forger=forger, flooder=flooder, signed=options.signed or signed, merges=max(merges, options.merges)
-    )
+    merges, signed = draw.whole(*FORGED_MERGES), draw.chance(0.5)
+    return replace(options, forger=True, signed=options.signed or signed, merges=max(merges, options.merges))
 
 
 def _with_harm(options: Options, seed: int) -> Options:
@@ -343,7 +339,7 @@ def run_of(options: Options) -> RunFormat:
         train=TrainSettings(
             tokens=tokens, batch_tokens=BATCH_TOKENS, inner=InnerSettings(save_every=options.saves_every_rounds)
         ),
-        data=DataSettings(shards=options.learners + options.flooder + SPARE_SHARDS),
+        data=DataSettings(shards=options.learners + SPARE_SHARDS),
         evaluation=EvaluationSettings(every=options.evaluates_every, on_divergence=options.on_divergence),
         cold_start=ColdStartSettings(options.cold_rounds),
         syncer=SyncerSettings(standbys=options.standbys, takeover_s=options.takeover_s),
@@ -365,8 +361,6 @@ def run_of(options: Options) -> RunFormat:
     places = ["here"] * (options.learners - options.apart) + [REGION] * options.apart
     names = [f"l{i}" for i in range(options.learners)]
     names[-1:] = names[-1:] if options.poisoner is None else [POISONER]
-    if options.flooder:
-        names, places = [*names, FLOODER], [*places, "here"]
     islands = tuple(
         Island(name, place, BATCH_TOKENS, every, BATCH_TOKENS / options.step_s, options.step_s)
         for name, place in zip(names, places, strict=True)

@@ -12,7 +12,7 @@ from math import sqrt
 from typing import Literal
 
 from diloco_cli.protocol.log.health import are_too_many, is_bad
-from tests.histories.replayer import BLAME, EMPTY, FLOODER, FULL, Plain, Replayer, expect, is_poisoner
+from tests.histories.replayer import BLAME, EMPTY, FULL, Plain, Replayer, expect, is_poisoner
 from tests.histories.stream import Stream
 
 Tactic = Literal["always", "absent", "in turn", "burst", "ratchet", "empty"]
@@ -111,7 +111,7 @@ class NormBooks:
     def _count_bad(self, commit: Plain) -> None:
         trusted = self.replayer.batches.keys() - self.replayer.kept_out
         if commit["kind"] == "merge" and len(trusted) > self.replayer.run.settings.sync.quorum:
-            for name in sorted(trusted - {FLOODER}):  # which has many refused at once
+            for name in sorted(trusted):
                 text = f"{name} has made {self.bad[name]} bad offers in a row, and is not kept out"
                 expect(not are_too_many(self.bad[name]), BLAME, text)
         for item in commit.get("inputs", ()):

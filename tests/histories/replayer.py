@@ -55,7 +55,6 @@ KEY_BITS = 32  # of an incarnation in a signed run: the fingerprint of the key t
 PARSED = 4096  # records remembered: one history reads each of its records several times
 LIVENESS, BLAME = "liveness", "blame"
 POISONER = "p0"  # the name of the hostile learner, where there is one
-FLOODER = "z0"  # and of the island that floods the bucket, and never trains
 FULL, EMPTY = 0.5, 1 / 64  # of the others' length, above which a delta weighs in full; what one of none weighs
 
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diloco_cli.protocol.actors.inbox import RETIRE_S
-from diloco_cli.protocol.log.keys import fingerprint, incarnation_key, incarnation_of, number_of, offer_key
-from diloco_cli.protocol.log.records import ProcessClaim, encode
+from diloco_cli.protocol.log.claims import STRANGERS_PASSED
+from diloco_cli.protocol.log.keys import fingerprint, incarnation_key, incarnation_of, number_of, offer_key, request_key
+from diloco_cli.protocol.log.records import ProcessClaim, Request, encode
 from diloco_cli.signing import learner_signer
 from tests.faulty_world import FaultyWorld
 from tests.security.signed import SignedFleet, as_learner, signed_run
-from tests.simulation.operated import state_of
+from tests.simulation.operated import asked, state_of
 from tests.simulation.toy import ToyFleet, make_run
 from tests.unit.protocol.records import genesis
 from tests.unit.protocol.records import offer as make_offer
 
 CALL_S = 0.04
 COSTS_S = 10.0
-FLOOD = 20_000
-JUNK = b'{"nonce":"of nobody"}'
 
 
 def far_away() -> FaultyWorld:
@@ -76,6 +75,21 @@ def test_a_forged_successor_neither_raises_a_floor_nor_retires_a_mailbox_nor_end
     assert (known.floor, known.bad_in_a_row, known.refused) == (first, 0, 0)
     fleet.world.run_for(5.0)
     assert merged_of(fleet, "l0") > before and fleet.errors() == [] and len(fleet.living("l0")) == 1
+
+
+def test_forged_requests_of_operators_are_stepped_over_and_the_log_hears_nothing_of_them() -> None:
+    fleet = SignedFleet(signed_run(make_run(merges=10_000)), far_away()).start().until_commits(8)
+    for number in range(STRANGERS_PASSED - 1):
+        key = request_key(number)
+        data = encode(Request(number, "stop", "n", "then"))
+        signed = as_learner(fleet.run, "l1").keyring.sign(learner_signer("l1"), key, data) if number == 0 else data
+        fleet.world.store.create(key, signed)
+    fleet.world.run_for(20.0)
+    assert state_of(fleet).phase == "RUNNING" and "refuse" not in fleet.kinds()
+    asked_s = fleet.world.now_s
+    assert asked(fleet, "stop").result == STRANGERS_PASSED - 1
+    assert fleet.world.run(lambda: state_of(fleet).phase == "STOPPED", 60.0)
+    assert fleet.world.now_s - asked_s <= 5.0
 
 
 def test_an_offer_that_is_damaged_at_rest_holds_up_none_after_it() -> None:

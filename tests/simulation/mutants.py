@@ -94,7 +94,7 @@ def _collects(options: Options) -> bool:
 
 
 def _collects_often(options: Options) -> bool:
-    return options.kept_rounds <= 2 and options.learners <= 4 and options.fragments <= 2 and not options.flooder
+    return options.kept_rounds <= 2 and options.learners <= 4 and options.fragments <= 2
 
 
 def _saves(options: Options) -> bool:

@@ -10,7 +10,10 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.actors.membership import MAX_JOINS_PER_LOOK
+from diloco_cli.protocol.log.keys import join_key
+from diloco_cli.protocol.log.records import Island, Join, RunFormat, encode
+from diloco_cli.signing import learner_signer
 from diloco_cli.virtual.world import Actor
 from tests.faulty_world import FaultyWorld
 from tests.simulation.operated import asked, command, resumed, state_of
@@ -71,6 +74,17 @@ def test_one_that_leaves_has_everything_merged_first(leaver: str) -> None:
     last = {json.loads(fleet.published.offers[offer])["fragment"]: offer[2] for offer in sorted(own)}
     assert {f: a.seq for f, a in left.learner(leaver).applied.items()} == last, "not all of its last offers were merged"
     assert state_of(fleet).learner(leaver) == left.learner(leaver)
+
+
+def test_many_that_ask_at_once_join_by_one_commit() -> None:
+    fleet = ToyFleet(elastic(64)).start().until_commits(5)
+    epoch = state_of(fleet).epoch
+    for name in [f"spot{number}" for number in range(MAX_JOINS_PER_LOOK)]:
+        join = Join(Island(name, "here", BATCH_TOKENS, 1, 1.0, 1.0), epoch, 0, "n", "then")
+        key = join_key(name, epoch, 0)
+        fleet.world.store.create(key, fleet.run.keyring.sign(learner_signer(name), key, encode(join)))
+    assert fleet.world.run(lambda: len(state_of(fleet).members) == MAX_JOINS_PER_LOOK, 10.0)
+    assert fleet.kinds().count("membership") == 1
 
 
 def test_of_two_that_ask_for_the_last_shard_one_gets_it_and_the_other_is_told() -> None:

@@ -26,7 +26,7 @@ def test_a_tenth_of_the_swarm_is_signed() -> None:
 def test_whatever_befalls_a_signed_run_breaks_nothing_and_every_record_is_signed() -> None:
     seen: Counter[str] = Counter()
     for seed in SEEDS:
-        options = replace(drawn_options(seed), signed=True, forger=False, flooder=False)
+        options = replace(drawn_options(seed), signed=True, forger=False)
         outcome = lived(seed, options, other_walls=seed == 0)
         assert outcome.violation is None, (seed, outcome.violation)
         keyring = run_of(options).keyring

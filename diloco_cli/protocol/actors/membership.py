@@ -12,19 +12,14 @@ is admitted.
 
 The learning-rate schedule's pace, warm-up and goodput's denominator stay those of the launch.
 
-Requests of islands that want to join: how a syncer, or the relay of a region, finds them.
-
-They lie under the name of each island, so that a bucket policy confines each to its own. They are found by listings,
-apart from operators' requests. A look reads few objects that are none, so a flood of these makes a queue. It is read
-from both ends by turns: from the newest, so that an island that asks again after a flood is heard at once, and from the
-oldest, so that an island waits during a flood no longer than what lies before its request takes. Only requests to the
-present epoch's syncer count, which their keys tell: whatever an earlier syncer left open is not read at all.
+Requests lie under the name of each island, so that a bucket policy confines each to its own. Only those to the present
+epoch's syncer count, which their keys tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from diloco_cli.config.settings import RESERVED_NAMES
 from diloco_cli.errors import UsageError
@@ -32,7 +27,7 @@ from diloco_cli.protocol.log.commit_log import refuse_revoked
 from diloco_cli.protocol.log.commits import Membership
 from diloco_cli.protocol.log.keys import JOINS, is_name, join_key, read_join_key
 from diloco_cli.protocol.log.mending import patient_log
-from diloco_cli.protocol.log.operations import List, Now, Sleep, Steps
+from diloco_cli.protocol.log.operations import List, Now, Sleep, Steps, together
 from diloco_cli.protocol.log.records import (
     Island,
     Join,
@@ -47,7 +42,7 @@ from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.signing import Authenticator, learner_signer
 
 LOOK_AGAIN_S = 0.5
-ASK_ANEW_S = 15.0  # while a syncer serves: the request may lie behind many others
+ASK_ANEW_S = 15.0  # while a syncer serves: the request may have been damaged
 MAX_REQUESTS = 1000  # of one island to one syncer
 MAX_TEXT = 64
 MAX_ACCELERATORS = 1 << 20
@@ -151,12 +146,8 @@ def refuse_unless_running(run: RunFormat, state: RunState) -> None:
         raise UsageError(f"run {run.name} is {state.phase}: no island can join it", hint="diloco status URL says why")
 
 
-PAGE = 1000
-PAGES_PER_LOOK = 4
+PAGE = 1000  # of the listing, for one look
 MAX_JOINS_PER_LOOK = 32  # and so in one commit
-JUNK_PER_LOOK = 4  # objects that are no requests, or further ones of an island
-OLDEST, NEWEST = 0, -1  # of the requests that were not read yet
-MAX_REMEMBERED = 1 << 16  # keys; of more, the oldest are found anew by the next round of listings
 
 
 @dataclass(frozen=True)
@@ -170,64 +161,45 @@ class FoundJoin:
 
 @dataclass
 class JoinQueue:
-    """The requests of one bucket. `_known`: the keys found since the epoch began; `_unread`: those of them that were
-    not read yet."""
+    """The requests of one bucket, for a syncer, or for the relay of a region. `_after`: the key after which the next
+    look goes on with the listing."""
 
     run: RunFormat
-    _epoch: int = -1
     _after: str = ""
-    _known: dict[str, None] = field(default_factory=dict)
-    _unread: list[str] = field(default_factory=list)
 
     def look(self, state: RunState) -> Steps[list[FoundJoin]]:
-        """The next requests, at most MAX_JOINS_PER_LOOK; one for each island."""
+        """The next genuine requests to the present syncer, in the order of their keys. After the last one it begins
+        anew."""
         run = state.with_members(self.run)
         if len(run.all_islands) >= run.num_shards:
             return []  # nobody can join
-        if state.epoch != self._epoch:
-            self._epoch, self._after, self._known, self._unread = state.epoch, "", {}, []
-        yield from self._list(run)
-        found: dict[str, FoundJoin] = {}
-        junk, end = 0, NEWEST
-        while self._unread and junk < JUNK_PER_LOOK and len(found) < MAX_JOINS_PER_LOOK:
-            one = yield from self._read(self._unread[end], run.keyring.without(state.revoked))
-            self._unread.pop(end)
-            end = OLDEST if end == NEWEST else NEWEST
-            if one is None:
-                junk += 1
-            else:
-                junk += one.island.name in found
-                found.setdefault(one.island.name, one)
-        return list(found.values())
-
-    def _list(self, run: RunFormat) -> Steps[None]:
-        """Go on with the listing of all requests, some pages further; after its end begin anew."""
-        for _ in range(PAGES_PER_LOOK):
-            keys: list[str] = yield List(JOINS, self._after, PAGE)
-            new = [key for key in keys if key not in self._known and self._counts(key, run)]
-            self._known |= dict.fromkeys(new)
-            self._unread += reversed(new)
+        keys: list[str] = yield List(JOINS, self._after, PAGE)
+        counting = [key for key in keys if _counts(key, state.epoch, run)]
+        asked = counting[:MAX_JOINS_PER_LOOK]
+        if asked != counting:
+            self._after = asked[-1]
+        else:
             self._after = keys[-1] if len(keys) == PAGE else ""
-            if not self._after:
-                break
-        for key in list(self._known)[: max(0, len(self._known) - MAX_REMEMBERED)]:
-            del self._known[key]
-        del self._unread[: max(0, len(self._unread) - MAX_REMEMBERED)]
+        keyring = run.keyring.without(state.revoked)
+        found = yield from together([_read_join(key, keyring) for key in asked])
+        return [join for join in found if join is not None]
 
-    def _counts(self, key: str, run: RunFormat) -> bool:
-        """Whether the key is one of a request to the present syncer, of an island that is none of the run's."""
-        named = read_join_key(key)
-        return named is not None and named[1] == self._epoch and run.island(named[0]) is None
 
-    def _read(self, key: str, keyring: Authenticator) -> Steps[FoundJoin | None]:
-        """The request, if it is a genuine one of the island that its key names."""
-        named = read_join_key(key)
-        assert named is not None
-        data = yield from read_signed(keyring, learner_signer(named[0]), key)
-        if data is None or not keyring.authenticates(learner_signer(named[0]), key, data):
-            return None
-        try:
-            join = decode(Join, data, key)
-        except RecordError:
-            return None
-        return FoundJoin(key, data, join.island) if join_key(join.island.name, join.epoch, join.number) == key else None
+def _counts(key: str, epoch: int, run: RunFormat) -> bool:
+    """Whether the key is one of a request to this epoch's syncer, of an island that is none of the run's."""
+    named = read_join_key(key)
+    return named is not None and named[1] == epoch and run.island(named[0]) is None
+
+
+def _read_join(key: str, keyring: Authenticator) -> Steps[FoundJoin | None]:
+    """The request, if it is a genuine one of the island that its key names."""
+    named = read_join_key(key)
+    assert named is not None
+    data = yield from read_signed(keyring, learner_signer(named[0]), key)
+    if data is None or not keyring.authenticates(learner_signer(named[0]), key, data):
+        return None
+    try:
+        join = decode(Join, data, key)
+    except RecordError:
+        return None
+    return FoundJoin(key, data, join.island) if join_key(join.island.name, join.epoch, join.number) == key else None

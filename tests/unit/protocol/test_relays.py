@@ -11,7 +11,6 @@ from msgspec import structs
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors import membership
 from diloco_cli.protocol.log.keys import delta_key, incarnation_key, join_key, offer_key
 from diloco_cli.protocol.log.operations import Operation, There
 from diloco_cli.protocol.log.records import (
@@ -226,15 +225,3 @@ def test_one_damaged_answer_from_home_silences_nobody(verb: str) -> None:
     bench.world.run_for(3 * PACE_S)
     assert not home.verb, "an answer was damaged"
     assert not bench.relay.unheard and not bench.told and not bench.relay.withheld("l1", 1, 2)
-
-
-def test_memory_does_not_grow_with_the_requests_that_strangers_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "MAX_REMEMBERED", 8)
-    bench = RelayBench()
-    for number in range(40):
-        bench.request(f"stranger{number}", region="elsewhere")
-    bench.world.run_for(20 * PACE_S)
-    assert len(bench.relay.joins._known) == 8
-    bench.request("newcomer")
-    bench.world.run_for(2 * PACE_S)
-    assert bench.joins_at_home() == ["newcomer"]
