@@ -30,7 +30,6 @@ from diloco_cli.syncer.regions import RegionServices
 
 SYNCER_ANSWERS_S = 10.0
 LOOK_EVERY_S = 0.1
-REVOCATIONS = 5  # tried from here, where others begin an epoch each time
 REGIONS_WITHIN_S = 10.0
 ANSWERED_BY: dict[RequestKind, str] = {
     "rollback": "rollback",
@@ -78,17 +77,12 @@ class Operator:
         """The head of the log after the answer. Raises UsageError with the log's text if it was a refusal."""
         before, patient = self.head(), kind != "revoke"
         number = self._ask(before, kind, reason, learner, to, key)
-        state, epoch = self._answered(before, number, patient), -1
-        for _ in range(1 if patient else REVOCATIONS):
-            if state.next_request > number or state.epoch == epoch:
-                break
+        state = self._answered(before, number, patient)
+        if state.next_request <= number:
             self.tell("no syncer answers: doing it from here")
-            state, epoch = self._answer_here(number, patient), state.epoch
+            state = self._answer_here(number, patient)
         if state.next_request <= number:
             refuse_finished(self.run.name, state, kind)
-            if not patient and state.epoch > before.epoch:
-                what = f"not revoked: another process begins an epoch each time, the last is {state.epoch}"
-                raise TryAgainError(what, hint="take that machine's credentials for the bucket away, then do it again")
             raise TryAgainError("the request waits for the next syncer", hint=f"diloco resume {self.store.url}")
         refused = self._refusal(range(before.n + 1, state.n + 1), number, ANSWERED_BY[kind])
         if refused is not None:
