@@ -61,18 +61,10 @@ Parse = Callable[[bytes], Any]
 
 @dataclass(frozen=True)
 class Parser:
-    """`share`: of the inputs, relative to the others."""
-
     name: str
     parse: Parse
     seeds: tuple[bytes, ...]
     declared: tuple[type[Exception], ...] = (DilocoError,)
-    share: float = 1.0
-
-
-def all_parsers(folder: Path) -> list[Parser]:
-    """`folder`: where the inputs of those go that read files."""
-    return [*_records(), *_screens(), *_payloads(), *_files(folder), *_words(), *_answers()]
 
 
 def _records() -> list[Parser]:
@@ -97,9 +89,9 @@ def _records() -> list[Parser]:
     signed = signing.sign("learner/l0", "k", encode(honest))
     return [
         Parser("signed record", lambda data: signing.authenticates("learner/l0", "k", data), (signed,)),
-        Parser("FORMAT.json", lambda data: parse_format(data, "u"), (encode(RUN),), share=2),
-        Parser("offer", lambda data: _judged(decode(Offer, data, "k"), state), (encode(honest),), share=2),
-        Parser("commit", lambda data: fold(RUN, state, data), tuple(map(encode, commits)), share=2),
+        Parser("FORMAT.json", lambda data: parse_format(data, "u"), (encode(RUN),)),
+        Parser("offer", lambda data: _judged(decode(Offer, data, "k"), state), (encode(honest),)),
+        Parser("commit", lambda data: fold(RUN, state, data), tuple(map(encode, commits))),
         *(
             Parser(kind.__name__.lower(), _decoder(kind), (encode(example),))
             for kind, example in simple.items()
@@ -212,15 +204,15 @@ def _files(folder: Path) -> list[Parser]:
     return [
         Parser(
             "run.yaml", of_file(load_run, "run.yaml"),
-            ((ROOT / "templates/run.yaml").read_bytes(), RUN_YAML), share=3,
+            ((ROOT / "templates/run.yaml").read_bytes(), RUN_YAML)
         ),
         Parser(
             "inventory.yaml", of_file(load_inventory, "inventory.yaml"),
-            ((ROOT / "templates/inventory.yaml").read_bytes(), INVENTORY_YAML), share=3,
+            ((ROOT / "templates/inventory.yaml").read_bytes(), INVENTORY_YAML)
         ),
-        Parser("scenario.yaml", of_file(load_scenario, "scenario.yaml"), scenarios, share=2),
+        Parser("scenario.yaml", of_file(load_scenario, "scenario.yaml"), scenarios),
         Parser("plan file", of_file(load_plan, "a.plan.json"), (plan,)),
-        Parser("plan file, digest renewed", _renewed_plan, (plan,), share=2),
+        Parser("plan file, digest renewed", _renewed_plan, (plan,)),
         Parser("config.json", of_file(_config_of, "model/config.json"), (config,)),
         Parser("unit file", of_file(_identity_of, "unit.json"), (unit,), declared=(DilocoError, ValueError)),
         Parser("chaos journal", _journal_reader(folder), (journal,)),
@@ -322,6 +314,21 @@ def _answers() -> list[Parser]:
         Parser("gs object", ask(lambda: store.stat("commit/x")), (about,)),
         Parser("evaluator's line", lambda data: read_answer(_text(data)), (b'{"n": 3, "loss": 2.5}',)),
     ]
+
+
+PARSERS: dict[str, Callable[[Path], list[Parser]]] = {
+    "records": lambda folder: _records(),
+    "screens": lambda folder: _screens(),
+    "payloads": lambda folder: _payloads(),
+    "files": _files,
+    "words": lambda folder: _words(),
+    "answers": lambda folder: _answers(),
+}
+"""By what they read, each of a folder: where the inputs of those go that read files."""
+
+
+def all_parsers(folder: Path) -> list[Parser]:
+    return [parser for parsers in PARSERS.values() for parser in parsers(folder)]
 
 
 RUN_YAML = b"""version: 1

@@ -29,7 +29,7 @@ from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Store
 from tests.faulty_world import FaultyWorld
-from tests.security.fuzz import bounded_memory
+from tests.security.hostile_input import bounded_memory
 from tests.simulation.regional import RegionalFleet, regional_run
 from tests.simulation.toy import BATCH_TOKENS, ToyFleet, make_run
 
