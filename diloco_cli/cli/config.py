@@ -172,7 +172,8 @@ def _of_output(name: str) -> dict[str, Any]:
     definitions = data.pop("$defs", {})
     told = definitions[data["$ref"].rpartition("/")[2]] if "$ref" in data else data
     for key in LEFT_OUT.get(name, ()):
-        _drop(told, key)
+        told["properties"].pop(key, None)
+        told["required"] = [name for name in told.get("required", ()) if name != key]
     told["properties"] |= _of_keys(ALSO.get(name, {}))["properties"]
     optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     error = {
@@ -241,8 +242,3 @@ def _of_keys(shape: Mapping[str, Any]) -> dict[str, Any]:
 
     properties = {key: msgspec.json.schema(kind) for key, kind in shape.items()}
     return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _drop(schema_of_object: dict[str, Any], key: str) -> None:
-    schema_of_object["properties"].pop(key, None)
-    schema_of_object["required"] = [name for name in schema_of_object.get("required", ()) if name != key]

@@ -27,7 +27,7 @@ from diloco_cli.cli.status import riding_out, told_with_jobs
 from diloco_cli.clock import sleep_s, utc_now_text
 from diloco_cli.config.hardware import MEANS, data_class_of
 from diloco_cli.errors import INTERRUPTED_STATUS, DataCheckError, StoreError, TryAgainError, UsageError
-from diloco_cli.metrics.wandb_feed import CommitPoints, Feed, start_wandb
+from diloco_cli.metrics.wandb_feed import Feed, start_wandb
 from diloco_cli.observe.mirror_check import MirrorCheck, check_mirror
 from diloco_cli.plots import require_matplotlib
 from diloco_cli.report.history import RunHistory, csv_of, marks_of, read_history
@@ -251,7 +251,7 @@ def wandb(
     opened = open_run(run)
     folder = run_directory(opened.url) / "wandb"
     started = start_wandb(opened.format, project, entity, offline, folder)
-    feed = Feed(started, CommitPoints(opened.format, opened.store), 0 if offline else started.step)
+    feed = Feed(started, opened.format, opened.store, 0 if offline else started.step)
     status = 0
     try:
         with progress(f"sending run {opened.name} to W&B, until it ends"):

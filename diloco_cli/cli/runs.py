@@ -14,10 +14,10 @@ import typer
 from diloco_cli.cli.arguments import LOOK_S, JsonOption, OpenRun, YesOption, find_run, foreground_store, open_known_run
 from diloco_cli.cli.jobs import JobWatch
 from diloco_cli.cli.operators import confirm
-from diloco_cli.cli.output import console, print_json, progress, talk
+from diloco_cli.cli.output import print_json, progress, table, talk
 from diloco_cli.cli.status import read_status
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import DilocoError, NotFoundError, RefusedError, UsageError
+from diloco_cli.errors import DilocoError, NotFoundError, RefusedError, UsageError, escaped
 from diloco_cli.observe.unit_states import working
 from diloco_cli.protocol.log.keys import FORMAT_KEY, is_of_a_run
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
@@ -122,19 +122,15 @@ def _list(found: list[KnownRun], as_json: bool, nothing: str) -> None:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
     has_jobs = any("jobs" in row for row in rows)
-    for name in (*COLUMNS[:-1], *(["jobs"] if has_jobs else []), *COLUMNS[-1:]):
-        table.add_column(name.upper(), overflow="fold")
+    lines = [[name.upper() for name in (*COLUMNS[:-1], *(["jobs"] if has_jobs else []), *COLUMNS[-1:])]]
     for row in rows:
         commit, loss = row.get("commit", -1), row.get("loss")
         cells = [row["name"], row["state"], "" if commit == -1 else str(commit), f"{row.get('tokens', 0):,}"]
         counts = Counter(job["state"] for job in row.get("jobs", []))
         jobs = [", ".join(f"{count} {state}" for state, count in counts.items())] if has_jobs else []
-        table.add_row(*cells, f"{loss:.3f}" if isinstance(loss, float) else "", *jobs, row["url"])
-    console().print(table)
+        lines.append([*cells, f"{loss:.3f}" if isinstance(loss, float) else "", *jobs, row["url"]])
+    print("\n".join(map(escaped, table(lines, left=range(len(lines[0]))))))
 
 
 def _remove(known: KnownRun, yes: bool, as_json: bool) -> None:

@@ -339,12 +339,8 @@ def write_metrics(opened: OpenRun, box: Deadline, path: Path, every_s: float | N
     while True:
         with riding_out("status") if every_s is not None else nullcontext():
             status = watcher.look()
-            _write(path, metrics_text(status))
+            with writing_to(path):
+                write_whole(path, metrics_text(status), READABLE)
             if every_s is None or status.state in OVER:
                 return
         sleep_s(every_s)
-
-
-def _write(path: Path, text: bytes) -> None:
-    with writing_to(path):
-        write_whole(path, text, READABLE)

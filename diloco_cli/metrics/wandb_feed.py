@@ -3,9 +3,8 @@ is the commit's number. Nothing of this machine is sent: no code, no git state, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import UsageError
@@ -18,21 +17,6 @@ from diloco_cli.protocol.log.records import RunFormat, decode
 from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.runtime.daemon import commits_ahead
 from diloco_cli.store.port import Store
-
-
-class CommitPoints:
-    """The figures of each commit, in order, from commit 0 on. Each call of `new` goes on where the one before ended."""
-
-    def __init__(self, run: RunFormat, store: Store) -> None:
-        self.run, self.store, self.state = run, store, RunState()
-
-    def new(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """(commit, figures), of commits that have some."""
-        for data in commits_ahead(self.store, self.state.n + 1):
-            self.state = fold(self.run, self.state, data)
-            figures = figures_of(decode(Commit, data, commit_key(self.state.n)), self.state, self.run)
-            if figures:
-                yield self.state.n, figures
 
 
 def figures_of(commit: Commit, state: RunState, run: RunFormat) -> dict[str, float]:
@@ -54,26 +38,24 @@ def figures_of(commit: Commit, state: RunState, run: RunFormat) -> dict[str, flo
     return {}
 
 
-class Tracker(Protocol):
-    """A W&B run, as far as it is used here."""
-
-    def log(self, data: dict[str, Any], step: int) -> Any: ...
-
-
 class Feed:
-    """`next`: the first commit that W&B does not know. Offline it knows none, and each session writes all of them: a
-    commit that comes again has the same figures, and W&B keeps one."""
+    """Sends each commit's figures, in order. `tracker`: the W&B run; `next`: the first commit that it does not know.
+    Offline it knows none, and each session writes all of them: a commit that comes again has the same figures, and W&B
+    keeps one."""
 
-    def __init__(self, tracker: Tracker, points: CommitPoints, first: int) -> None:
-        self._tracker, self._points, self.next = tracker, points, first
+    def __init__(self, tracker: Any, run: RunFormat, store: Store, first: int) -> None:
+        self._tracker, self._run, self._store, self.next = tracker, run, store, first
+        self._state = RunState()
 
     def send(self) -> bool:
         """What is new; returns whether the run is over."""
-        for n, figures in self._points.new():
-            if n >= self.next:
-                self._tracker.log(figures, step=n)
-                self.next = n + 1
-        return self._points.state.phase != RunPhase.RUNNING
+        for data in commits_ahead(self._store, self._state.n + 1):
+            self._state = state = fold(self._run, self._state, data)
+            figures = figures_of(decode(Commit, data, commit_key(state.n)), state, self._run)
+            if figures and state.n >= self.next:
+                self._tracker.log(figures, step=state.n)
+                self.next = state.n + 1
+        return self._state.phase != RunPhase.RUNNING
 
 
 def start_wandb(run: RunFormat, project: str, entity: str | None, offline: bool, folder: Path) -> Any:

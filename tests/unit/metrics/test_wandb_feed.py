@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.metrics.wandb_feed import CommitPoints, Feed, start_wandb
+from diloco_cli.metrics.wandb_feed import Feed, start_wandb
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import encode
@@ -37,7 +37,7 @@ class Log:
 
 
 class Steps:
-    """Implements wandb_feed.Tracker."""
+    """A W&B run, as far as it is used."""
 
     def __init__(self) -> None:
         self.logged: list[tuple[int, dict[str, Any]]] = []
@@ -49,7 +49,7 @@ class Steps:
 def feed(log: Log, first: int = 0) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
     """What one session sends, and whether the run is over."""
     tracker = Steps()
-    over = Feed(tracker, CommitPoints(RUN, log.store), first).send()
+    over = Feed(tracker, RUN, log.store, first).send()
     return tracker.logged, over
 
 
@@ -75,7 +75,7 @@ def test_each_session_offline_is_a_folder_of_the_runs_id(tmp_path: Path) -> None
     for session in range(2):
         log.merge(session)
         started = start_wandb(RUN, "diloco", None, True, tmp_path)
-        Feed(started, CommitPoints(RUN, log.store), 0).send()
+        Feed(started, RUN, log.store, 0).send()
         started.finish()
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
     assert len(folders) == 2 and all(path.name.endswith(f"-{RUN.run_id}") for path in folders)
