@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.output import print_json, refuse_place, talk, writing_to
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.hardware import CPU
@@ -226,8 +226,8 @@ def probe(
     """Measure this machine and print an inventory of it: accelerators, a matrix product, memory, training speed, a
     store's speed. With a run file that names an inventory: that inventory, its
     islands on this machine measured."""
-    if output is not None and os.path.exists(output):
-        raise UsageError("there is a file already", where=str(output), hint="choose another name with -o")
+    if output is not None:
+        refuse_place(output, "choose another name with -o")
     run, inventory = _run_and_inventory(file, overrides)
     if file and name:
         talk("--name is for a machine without a run file: the islands keep the names of the run's inventory")
@@ -263,8 +263,8 @@ def from_cluster(
     from diloco_cli.probe.clusters import entry_of
     from diloco_cli.probe.entry import island_name
 
-    if output is not None and os.path.exists(output):
-        raise UsageError("there is a file already", where=str(output), hint="choose another name with -o")
+    if output is not None:
+        refuse_place(output, "choose another name with -o")
     pools, left = ASKED[source](places or [])
     if left:
         talk(f"left out: {'; '.join(left)}")
@@ -351,11 +351,8 @@ def _text(entry: MachineEntry, found: Measurements) -> str:
 
 
 def _write(text: str, path: Path) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-    except OSError as error:
-        raise UsageError(f"cannot write the inventory: {(error.strerror or '').lower()}", where=str(path)) from None
+    with writing_to(path), path.open("x", encoding="utf-8") as stream:
+        stream.write(text)
     talk(f"inventory written to {path}; plan with it: diloco plan {path} -f RUN")
 
 

@@ -28,8 +28,9 @@ def test_a_machine_is_measured_into_a_new_inventory_that_can_be_read(
     inventory = load_inventory(tmp_path / "new.yaml")
     assert inventory.islands[0].name == "my-box" and inventory.islands[0].link.up_bps
     assert inventory.store.url == f"file://{tmp_path}/shelf" and not any((tmp_path / "shelf").rglob("*probe*"))
-    again = diloco("inventory", "probe", "-o", "new.yaml")
-    assert again.returncode == 2 and "there is a file already" in again.stderr and "hint:" in again.stderr
+    for place, told in (("new.yaml", "new.yaml exists already"), ("missing/new.yaml", "no directory missing")):
+        again = diloco("inventory", "probe", "-o", place)
+        assert again.returncode == 2 and told in again.stderr and "hint:" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_a_clusters_nodes_become_an_inventory_and_an_empty_one_is_told(
         (("slurm", "b"), "slurm has no node that takes a job now"),
         (("kubernetes", "gke"), "kubernetes has no node that takes a job now"),
         (("ssh",), "which hosts?"),
-        (("slurm", "-o", "new.yaml"), "there is a file already"),
+        (("slurm", "-o", "new.yaml"), "new.yaml exists already"),
     ):
         assert called(monkeypatch, "inventory", "from", *words) != 0
         assert told in capsys.readouterr().err
