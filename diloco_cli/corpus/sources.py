@@ -28,19 +28,9 @@ from diloco_cli.store.url import real_url
 
 PIECE_BYTES = 256 << 10  # of text that is tokenized at once; it ends at a line's end, where there is one
 MAGIC = "*?["
-MARKED_UP = (".json", ".jsonl")
 ROWS_SUFFIXES = (".parquet", ".arrow")
 CHECKED_BYTES = 4 << 20  # of a file at a time
 BINARY_WITHIN_BYTES = 8000  # a zero byte there is of a binary file, as git has it
-
-
-def markup_warning(names: Iterable[str]) -> str | None:
-    """A warning where files hold rows of a dataset, and would be trained on as they are."""
-    name = next((name for name in names if name.lower().endswith(MARKED_UP)), None)
-    if name is None:
-        return None
-    rows = "to train on a column of its rows: diloco data tokenize --dataset FOLDER --column NAME"
-    return f"warning: {name} is taken as plain text, its markup included; {rows}"
 
 
 @dataclass(frozen=True)
@@ -193,15 +183,9 @@ TEXT = frozenset({"string", "large_string"})
 
 class DatasetRows:
     """The texts in one column of a dataset whose rows have numbers; empty ones are left out. `name`: with its commit,
-    where it has one. Raises UsageError for a streaming dataset, and for a column that holds no text."""
+    where it has one. Raises UsageError for a column that holds no text."""
 
     def __init__(self, dataset: Any, column: str, name: str) -> None:
-        if not hasattr(dataset, "num_rows") or not hasattr(dataset, "cache_files"):
-            raise UsageError(
-                f"{type(dataset).__name__} has no numbered rows: a streaming dataset cannot be gone on with",
-                where=name,
-                hint="convert it first: load it without streaming=True, or write it with to_parquet(FILE)",
-            )
         _refuse_no_text(dataset, column, name)
         self.name, self.num_rows = name, int(dataset.num_rows)
         self._column, self._rows = column, dataset.select_columns([column]).with_format(None)

@@ -53,21 +53,17 @@ class Causal:
     @cached_property
     def vocabulary(self) -> int:
         """How many tokens there are."""
-        return int(self.logits([[0]]).shape[-1])
+        return int(self.logits([0]).shape[-1])
 
     @torch.inference_mode()
-    def logits(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Sequences of one length or less, none empty -> [batch, longest, vocabulary] float32 on the CPU. What stands
-        after the end of a shorter one is of no use."""
-        longest = max(map(len, sequences))
-        tokens = torch.zeros(len(sequences), longest, dtype=torch.int64)
-        for row, sequence in zip(tokens, sequences, strict=True):
-            row[: len(sequence)] = torch.tensor(sequence)
+    def logits(self, sequence: Sequence[int]) -> Tensor:
+        """A sequence that is not empty -> [length, vocabulary] float32 on the CPU."""
+        tokens = torch.tensor([sequence])
         found = self._logits(tokens.to(self._device))
         if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[:2] != tokens.shape:
             what = f"{list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise UsageError(f"the model's logits must be {LOGITS}, not {what}", where="model")
-        return found.float().cpu()
+        return found[0].float().cpu()
 
     def check(self, tokens: Sequence[int]) -> None:
         """Raises UsageError for tokens that the model does not have."""
@@ -114,7 +110,7 @@ def sample(model: Causal, prompt: list[int], count: int, draw: Draw, allowed: in
     generator = torch.Generator().manual_seed(draw.seed)
     tokens = list(prompt)
     for _ in range(count):
-        last = model.logits([tokens[-model.context :]])[0, -1, :allowed]
+        last = model.logits(tokens[-model.context :])[-1, :allowed]
         tokens.append(choose(finite(last), draw, generator))
         yield tokens[-1]
 

@@ -22,9 +22,7 @@ class Vocabulary(Protocol):
     begin: int
     end: int | None
 
-    def encode(self, text: str, whole: bool = True) -> list[int]:
-        """`whole`: with what the tokenizer puts around a text; False: of a part, which stands behind another."""
-        ...
+    def encode(self, text: str) -> list[int]: ...
 
     def decode(self, tokens: list[int]) -> str: ...
 
@@ -36,7 +34,7 @@ class Bytes:
     begin = ord("\n")
     end: int | None = None
 
-    def encode(self, text: str, whole: bool = True) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
     def decode(self, tokens: list[int]) -> str:
@@ -56,8 +54,8 @@ class Words:
         begins = (self.end, first, 0) if bare else (first, self.end, 0)
         self.begin: int = next(token for token in begins if token is not None)
 
-    def encode(self, text: str, whole: bool = True) -> list[int]:
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=whole and not self._bare)]
+    def encode(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=not self._bare)]
 
     def decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

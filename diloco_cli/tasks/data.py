@@ -356,16 +356,8 @@ def _refuse_changed(data: DataSettings, index: Index, where: str) -> None:
     wanted = data.args.get("digest")
     if wanted in (None, index.digest):
         return
-    told = ", ".join(
-        f"{there} {what} there, {here} here"
-        for what, there, here in (
-            ("tokens", data.args.get("tokens"), index.num_tokens),
-            ("symbols", data.args.get("vocabulary"), index.vocabulary),
-        )
-        if there != here
-    )
     raise DataCheckError(
-        f"these are not the data that the run began with: {told or 'as many tokens, but others'}",
+        f"these are not the data that the run began with ({data.args.get('tokens')} tokens, here {index.num_tokens})",
         where=data.text or where,
         hint="bring back what changed; or start another run with these data: diloco launch RUN.yaml --set name=NAME",
     )

@@ -171,14 +171,6 @@ def test_a_column_that_holds_no_text_is_refused_with_those_that_do(tmp_path: Pat
     assert "another --column or --split" in (caught.value.hint or "")
 
 
-def test_a_streaming_dataset_is_to_be_converted_first(tmp_path: Path) -> None:
-    folder = write_dataset(tmp_path / "rows", ["a"])
-    streaming = datasets.load_dataset(str(folder), split="train", streaming=True)
-    with pytest.raises(UsageError, match="a streaming dataset cannot be gone on with") as caught:
-        DatasetRows(streaming, "text", "rows")
-    assert "convert it first" in str(caught.value.hint)
-
-
 def test_what_is_no_dataset_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="datasets cannot load it"):

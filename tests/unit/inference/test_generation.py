@@ -72,13 +72,6 @@ def test_chances_are_those_of_the_softmax_at_that_temperature() -> None:
     assert choose(logits, Draw(temperature=5e-324), generator) == 1
 
 
-def test_logits_of_several_sequences_are_those_of_each() -> None:
-    model, short, long = pico(), [5, 6, 7], [9, 8, 7, 6, 5]
-    both = model.logits([short, long])
-    torch.testing.assert_close(both[0, :3], model.logits([short])[0])
-    torch.testing.assert_close(both[1], model.logits([long])[0])
-
-
 @pytest.mark.parametrize("preset", ["gpt-pico", "moe-pico"])
 def test_the_loss_of_a_preset_is_that_of_its_logits(preset: str) -> None:
     model = build(MODEL_PRESETS[preset]).eval()

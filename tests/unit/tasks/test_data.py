@@ -171,7 +171,7 @@ def test_a_format_carries_what_the_data_are_and_another_machine_compares(tmp_pat
     assert build_data(fresh) is not None
     other = shards_in(tmp_path / "there", tokens=99_000)
     elsewhere = replace(fresh, data=replace(fresh.data, tokens=other.data.tokens))
-    with pytest.raises(DataCheckError, match="not the data that the run began with: 100000 tokens there, 99000 here"):
+    with pytest.raises(DataCheckError, match=r"the data that the run began with \(100000 tokens, here 99000\)"):
         build_data(elsewhere)
     same_size = shards_in(tmp_path / "third", largest=254)
     with pytest.raises(DataCheckError, match="not the data that the run began with"):
@@ -197,7 +197,7 @@ def test_text_that_changed_since_the_run_began_is_refused(tmp_path: Path) -> Non
     run = text_in(tmp_path)
     fresh = carried(run)
     (tmp_path / "a.txt").write_text(TEXT.replace("says", "sang"))
-    with pytest.raises(DataCheckError, match="began with: as many tokens, but others") as raised:
+    with pytest.raises(DataCheckError, match="not the data that the run began with") as raised:
         build_data(fresh)
     assert raised.value.where == run.data.text
 
@@ -221,7 +221,7 @@ def test_a_machine_may_have_its_own_copy_of_the_shards(tmp_path: Path, monkeypat
     assert build_data(gone) is not None and data_places(gone.data) == ()
     shards_in(tmp_path / "other", tokens=90_000)
     monkeypatch.setenv(SHARDS_VARIABLE, str(tmp_path / "other"))
-    with pytest.raises(DataCheckError, match="90000 here"):
+    with pytest.raises(DataCheckError, match="here 90000"):
         build_data(gone)
 
 
