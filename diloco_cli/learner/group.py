@@ -7,9 +7,8 @@ address that the user named and on no other. A store may outlive ranks (torchrun
 stated: so rank 0 names each meeting anew, ranks state themselves for that meeting, and rank 0 calls those processes
 once all are there.
 
-With another number of ranks the batch stays, and the moments, which any number of ranks restores; each rank computes
-more or fewer micro-batches, by the plan's own rule. A rank reads the run's format from the bucket, as any learner does,
-and nothing else: parameters and moments come from rank 0.
+With another number of ranks the batch stays, and the moments; each rank computes more or fewer micro-batches, by the
+plan's own rule. A rank reads only the run's format from the bucket: parameters and moments come from rank 0.
 """
 
 from __future__ import annotations

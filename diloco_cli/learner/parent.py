@@ -11,9 +11,8 @@ cannot hang with them. An incarnation ends as a whole: whatever started this pro
 
 A rank's environment has torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, and MASTER_ADDR and
 MASTER_PORT where torchrun, Slurm or Kubernetes started it, or DILOCO_RENDEZVOUS where this parent did (`RankPlace`).
-Ranks show that they live in a small file that they share with their parent (`RankBeats`): no device and no collective
-is needed to write or to read it, so it also works where those hang. Which ranks hang is a pure function of what they
-have counted and when (`Watchdog`).
+Ranks show that they live in a small file that they share with their parent (`RankBeats`), as devices and collectives
+may hang.
 """
 
 from __future__ import annotations

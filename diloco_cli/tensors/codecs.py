@@ -19,11 +19,9 @@ int4 keeps two's complement nibbles in pages of 4096 elements: a byte's low nibb
 high nibble to the second, so that both halves are decoded as contiguous runs. A nibble is decoded as 16 times its value
 (which needs no sign extension), and the scale is a 16th.
 
-Encoding and decoding go through a block of elements at a time, in buffers of that size: temporaries of a fragment's
-size would cost more than the arithmetic. Several threads can do it (`over_blocks`), each with buffers of its own.
-Torch's own threads wait for each other in every operation: on a busy machine that costs more than it gains. Here each
-thread takes whole stripes of blocks, and waits for Python's lock alone. A block's values and the pieces of its sums do
-not depend on the number of threads, so neither do the results.
+Encoding and decoding go through a block of elements at a time, as temporaries of a fragment's size would cost more than
+the arithmetic; each thread takes whole stripes of blocks (`over_blocks`), as torch's own wait for each other in every
+operation. Results do not depend on the number of threads.
 """
 
 from __future__ import annotations

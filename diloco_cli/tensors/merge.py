@@ -21,9 +21,8 @@ SGD:
 
 A delta's payload: the delta in the upload codec, and the norms of the decoded delta.
 
-The norms (float32, one per fragment, tensor or row, as the merge needs them) let a syncer merge by RDA in one pass over
-the payloads. They count only for a delta against the current version, and a syncer checks them while it merges. A
-payload without them is complete too: then the syncer measures them.
+The norms (float32, one per fragment, tensor or row) let a syncer merge by RDA in one pass over the payloads. They count
+only for a delta against the current version; a payload without them is complete too.
 
 Buffers that training changes are exchanged as they are, not as deltas, beside a fragment's parameters. Running
 statistics are no parameters: no gradient moves them, so no outer step, clip or codec may. A payload and a version hold

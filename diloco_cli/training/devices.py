@@ -1,9 +1,8 @@
 """Devices: from an accelerator's name to torch's device, copies between device and host beside the training, and an
 island with one CUDA device.
 
-An accelerator is known to the copies by four verbs, so that their order can be tested on a machine that has none, by an
-accelerator that is slow and notes who waits for it. Pinned buffers are used again. With CUDA, fragments cross beside
-the training, on streams of their own:
+Copies know an accelerator by a few verbs (`Accelerator`), so that their order is tested on a machine that has none.
+With CUDA, fragments cross beside the training, on streams of their own:
 
     send     a copy on the device, without waiting; the upload lane brings it to the host and encodes it there
     begin    versions stay on the host; each is on the device while it is written

@@ -2,12 +2,10 @@
 one device (protocol/actors/learner.py, `Training`), a replica in this process. And what a model has beside its trained
 parameters: which buffers training changes, and what no exchange carries.
 
-`Prefetched` builds the next batch while the current step runs, if building takes long enough to be worth a thread. The
-batch after (position, n) is most likely (position + n, n). At most one batch is built ahead, by a thread that ends with
-it; a request for another batch waits for that thread and builds its own. Timing decides which batches are built ahead,
-never what is in them. A batch for a CUDA device is put into pinned memory, and the device fetches it from there while
-the training thread goes on. Each rank of an island builds the whole batch and computes its rows of it: a source knows
-no ranks.
+`Prefetched` builds the next batch, most likely (position + n, n), while the current step runs, if building takes long
+enough to be worth a thread (`pays`). Timing decides which batches are built ahead, never what is in them. For a CUDA
+device they lie in pinned memory. Each rank of an island builds the whole batch and computes its rows of it: a source
+knows no ranks.
 """
 
 from __future__ import annotations
