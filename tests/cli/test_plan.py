@@ -19,7 +19,7 @@ from diloco_cli.cli.preflight import refuse_stores
 from diloco_cli.config.codec import replace
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.forecast.outlook import Rival
-from diloco_cli.forecast.run import LONG
+from diloco_cli.forecast.run import BRIEF, LONG
 from diloco_cli.launch.plan_files import read_plan, resolve
 from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.planner import make_plan, rivals
@@ -161,7 +161,8 @@ def test_what_takes_too_long_even_where_it_is_asked_for_is_told_and_the_plan_sta
         assert ("\nsimulated  3 histories" in text) == bool(asked) and "\nrivals" not in text
 
 
-def test_simulate_puts_events_beside_the_closed_form(diloco):
+def test_simulate_puts_events_beside_the_closed_form(diloco, monkeypatch):
+    monkeypatch.setattr("diloco_cli.forecast.run.LONG", BRIEF)
     run = QUICKSTART.parent / "plan" / "run.yaml"
     found = json.loads(diloco("plan", "-f", run, "--simulate", "--json", fast=False))["data"]
     assert found["simulation"]["failures"] > 100
