@@ -12,7 +12,6 @@ from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.faults import (
     FAULTS,
     Constraints,
-    Draws,
     FaultRule,
     Hypothesis,
     Scenario,
@@ -199,10 +198,3 @@ def test_each_fault_has_an_effect_in_a_simulated_run() -> None:
     for kind, record in FAULTS.items():
         assert record.doc
         assert hasattr(SimulatedFleet, f"_{kind.replace('-', '_')}")
-
-
-def test_draws_are_uniform() -> None:
-    draws = Draws(1, "x")
-    drawn = [draws.uniform() for _ in range(4000)]
-    assert min(drawn) >= 0 and max(drawn) < 1
-    assert sum(drawn) / len(drawn) == pytest.approx(0.5, abs=0.02)
