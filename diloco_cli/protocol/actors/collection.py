@@ -1,26 +1,11 @@
-"""Garbage collection: deletes objects that only commits before a floor need, once the floor is in the log.
-
-The syncer alone collects, and only behind a committed `gc_floor`, so every process can know which objects may be gone.
-A floor is the number of any commit: the state after it is folded from a snapshot before it and the commits since, which
-stay for ever. From there on every commit can be replayed and rolled back to. Behind it
-
-    kept for ever   commits, epochs, incarnations, requests: they are small, and a number that was deleted could be
-                    taken a second time by a writer that was held up
-    kept            each fragment's state as of the floor, its weights that a delta may still be based on then, deltas
-                    of offers without an outcome, these offers and each learner's last one before them, each learner's
-                    newest saved moments, the newest snapshots
-    deleted         deltas with an outcome and the offers that named them, older weights, states, moments, snapshots;
-                    versions that a syncer of an earlier epoch wrote and no commit names; and all but each unit's
-                    newest batches of events
-
-An offer that is created behind the floor (its writer was held up) is settled: the log holds its outcome, or a newer
-incarnation's, and nobody asks for its number any more. It stays until the next sweep.
-
-The work is done in batches of requests while the syncer waits, and begins after a grace period for readers.
+"""Garbage collection: deletes objects that only commits before a floor need, once the floor is in the log. What is kept
+behind it, and why, says ARCHITECTURE.md ("Garbage"). The syncer alone collects, and only behind a committed `gc_floor`,
+so every process can know which objects may be gone. The work is done in batches of requests while the syncer waits, and
+begins after a grace period for readers. Commits, epochs, incarnations and requests stay for ever: a number that was
+deleted could be taken a second time by a writer that was held up.
 
 `Housekeeper`: the commits that a syncer makes without a request, beside merging: quarantines and floors.
-
-How much garbage waits to be deleted, and whether it becomes more: for people, in the syncer's heartbeat.
+`Backlog`: how much garbage waits to be deleted, and whether it becomes more: for people, in the syncer's heartbeat.
 """
 
 from __future__ import annotations

@@ -1,16 +1,10 @@
 """Islands that join a run after its launch: they ask, the syncer admits them in the log, they enter at its head.
 
-    join/<name>/...   with the island as it describes itself
-    commit/<n>.json   kind membership, with the islands as admitted, all those that asked by then
-
 There is no record of a refusal: whoever reads the log can tell by the same rule whether an island may join, and so each
-island finds that out itself. From the membership commit on the island is like any other: a learner process of its name
-takes its first incarnation, starts from the newest committed versions, offers, and may leave at any time. The island
-keeps its data stream for ever: the data is divided into `data.shards` streams at the launch, and the k-th island ever
-known to the run reads stream k, so no data is repeated and no island's stream changes. Without a free stream no island
-is admitted.
-
-The learning-rate schedule's pace, warm-up and goodput's denominator stay those of the launch.
+island finds that out itself. From the `membership` commit on the island is like any other. The data is divided into
+`data.shards` streams at the launch, and the k-th island ever known to the run reads stream k, for ever; without a free
+one no island is admitted. The learning-rate schedule's pace, warm-up and goodput's denominator stay those of the
+launch.
 
 Requests lie under the name of each island, so that a bucket policy confines each to its own. Only those to the present
 epoch's syncer count, which their keys tell.

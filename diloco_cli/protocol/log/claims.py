@@ -1,15 +1,9 @@
 """Which process is which incarnation of a learner, under which of its keys it writes, and which epoch a syncer has.
 
-A claim is an object that is created once. A learner's process claims a number below its name, and in a signed run below
-its key's fingerprint (keys.py): the number that follows all those under any of its learner's keys. So readers know
-where the next claim comes, and of two incarnations the later one is greater. Objects of strangers in the way use their
-numbers up: they are no claims.
-
-Claims are dense, so the furthest one is found by doubling and halving steps. Claims that lie apart are made by no
-process of this program; they drive a number on by REACH a look at most.
-
-In a signed run a learner's keys are those whose certificates lie in the bucket, left there by the operator or by the
-process itself (`LearnerKeys`). Who signed a record, the record itself tells.
+A claim is an object that is created once: the number that follows all those of the learner's keys (ARCHITECTURE.md,
+"Keys"; `LearnerKeys`). Objects of strangers in the way use their numbers up: they are no claims. Claims are dense, so
+the furthest one is found by doubling and halving steps. Claims that lie apart are made by no process of this program;
+they drive a number on by REACH a look at most.
 """
 
 from __future__ import annotations

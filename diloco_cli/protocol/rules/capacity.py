@@ -1,17 +1,7 @@
-"""How large a run one syncer carries: the shortest slot that it can hold, and what limits it.
-
-A syncer serves one slot after the other. For a merge of M learners' deltas it needs, beside what it does now and then,
-
-    calls       (turns(M) + turns(2 M) + turns(2) + 1) x a round trip   offers are found; the next ones looked for and
-                                payloads read; state and weights are written; the commit
-    bytes       M deltas / down + a version / up                        a version: state and weights
-    read back   turns(2) round trips + a version / down                 where the store does not check uploads itself
-    processor   M x parameters of a fragment / parameters of one learner merged a second
-
-and these add up, since none of it is done beside another where the syncer is behind. turns(n): calls go in portions of
-48, each of which takes ceil(48 / connections) round trips, and the last one as many as its rest needs. So 47 of them
-carry hardly more than 24. `measured_machine` is that of a syncer that measures itself (runtime/daemon.py). Pure;
-`plan`, `simulate run` and `status` use it.
+"""How large a run one syncer carries: the shortest slot that it can hold, and what limits it. The formula, and why its
+terms add up, are in ARCHITECTURE.md ("How large a run one syncer carries"). `turns(n)`: calls go in portions of 48,
+each of which takes ceil(48 / connections) round trips, and the last one as many as its rest needs. `measured_machine`
+is that of a syncer that measures itself (runtime/daemon.py). Pure; `plan`, `simulate run` and `status` use it.
 """
 
 from __future__ import annotations
