@@ -146,7 +146,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
     else:
         request.getfixturevalue(name)
         url = f"{name}://bucket/runs/{nonce()}"  # a prefix of its own for each test
-        yield Backend(name, lambda: open_store(url), url, num_rounds=25)
+        yield Backend(name, lambda: open_store(url), url, num_rounds=10)
 
 
 def _real_backend(name: str) -> Iterator[Backend]:

@@ -12,12 +12,13 @@ from diloco_cli.signing import learner_signer
 from tests.faulty_world import FaultyWorld
 from tests.security.signed import SignedFleet, as_learner, signed_run
 from tests.simulation.operated import asked, state_of
-from tests.simulation.toy import ToyFleet, make_run
+from tests.simulation.toy import LearnerProfile, ToyFleet, make_run
 from tests.unit.protocol.records import genesis
 from tests.unit.protocol.records import offer as make_offer
 
 CALL_S = 0.04
 COSTS_S = 10.0
+SLOW_STEP_S = 1.0
 
 
 def far_away() -> FaultyWorld:
@@ -62,7 +63,9 @@ def test_a_thousand_dead_incarnations_cost_less_than_ten_seconds() -> None:
 
 
 def test_a_forged_successor_neither_raises_a_floor_nor_retires_a_mailbox_nor_ends_its_victim() -> None:
-    fleet = SignedFleet(signed_run(make_run(merges=10_000))).start().until_commits(5)
+    fleet = SignedFleet(signed_run(make_run(merges=10_000)))
+    fleet.profile = {name: LearnerProfile(SLOW_STEP_S) for name in ("l0", "l1")}  # merges cost time here
+    fleet.start().until_commits(5)
     own = as_learner(fleet.run, "l0").keyring.public(learner_signer("l0"))
     first, second = (incarnation_of(number, fingerprint(own)) for number in (1, 2))
     fleet.world.store.create(incarnation_key("l0", second), encode(ProcessClaim(2, "n", "host", 1, "then", "test")))
@@ -73,7 +76,7 @@ def test_a_forged_successor_neither_raises_a_floor_nor_retires_a_mailbox_nor_end
     fleet.world.run_for(RETIRE_S + 10.0)
     known, before = state_of(fleet).learner("l0"), merged_of(fleet, "l0")
     assert (known.floor, known.bad_in_a_row, known.refused) == (first, 0, 0)
-    fleet.world.run_for(5.0)
+    fleet.world.run_for(10 * SLOW_STEP_S)
     assert merged_of(fleet, "l0") > before and fleet.errors() == [] and len(fleet.living("l0")) == 1
 
 

@@ -7,10 +7,11 @@ here; the others' steps and the loss do not depend on it either."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
-from tests.security.contest import contest
+from tests.security.contest import Score, contest
 from tests.security.hostile import Strategy
 
 ROUNDS, SHARE = 10, 0.02
@@ -22,9 +23,14 @@ LIARS = {
 }
 
 
+@cache
+def scored(strategy: Strategy) -> Score:
+    return contest(0, strategy, ROUNDS)
+
+
 @pytest.mark.parametrize("liar", LIARS.values(), ids=LIARS)
 def test_a_liar_moves_neither_the_runs_end_nor_anothers_steps_nor_the_loss(liar: Strategy) -> None:
-    lying, honest = contest(0, liar, ROUNDS), contest(0, replace(liar, claims=1.0, states_s=0.0), ROUNDS)
+    lying, honest = scored(liar), scored(replace(liar, claims=1.0, states_s=0.0))
     assert lying.reached and honest.reached
     assert lying.tokens <= honest.tokens * (1 + SHARE)
     assert lying.steps == pytest.approx(honest.steps, rel=SHARE)
@@ -33,7 +39,7 @@ def test_a_liar_moves_neither_the_runs_end_nor_anothers_steps_nor_the_loss(liar:
 
 def test_a_liar_that_copies_the_others_work_counts_for_several_islands_and_harms_nothing_else() -> None:
     copies = Strategy(direction="aligned", begins=0, claims=40.0, states_s=1e-9)
-    lying, honest = contest(0, copies, ROUNDS), contest(0, replace(copies, claims=1.0, states_s=0.0), ROUNDS)
+    lying, honest = scored(copies), scored(replace(copies, claims=1.0, states_s=0.0))
     print(lying.tokens / honest.tokens, lying.steps / honest.steps, lying.final / honest.final)
     assert lying.tokens <= honest.tokens * COPIES
     assert lying.steps == pytest.approx(honest.steps, rel=SHARE)

@@ -164,7 +164,8 @@ def test_where_nothing_can_be_read_for_long_three_repairs_are_enough(monkeypatch
         looked_at(blind, lambda found: False)
         silence(fleet)
         fleet.syncer()
-        fleet.world.run_for(1200)
+        assert fleet.world.run(lambda: sum("look into the bucket" in text for text in texts(fleet)) == 2, 1200)
+        fleet.world.run_for(300)
     assert fleet.kinds().count("rollback") == repair.MAX_REPAIRS
     assert sorted(text for text in texts(fleet) if "look into the bucket" in text) == [
         f"version {state_of(fleet).base_floor} of fragment {fragment} cannot be read, though made anew 3 times "

@@ -295,9 +295,9 @@ def opened_mb(count: int, spool: Path | None) -> float:
 
 
 def test_memory_does_not_grow_with_the_number_of_learners(tmp_path: Path) -> None:
-    """Of 24 payloads of 1.1 MB less than four stay with a spool, and all without. In a new process each: one that has
+    """Of 24 payloads of 1.1 MB less than four stay with a spool, and all without. In a new process: one that has
     freed much before grows by nothing."""
-    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+    with get_context("spawn").Pool(1) as pool:
         spooled_mb = pool.apply(opened_mb, (24, tmp_path))
         held_mb = pool.apply(opened_mb, (24, None))
     assert spooled_mb < 4.4 and held_mb > 20
