@@ -34,7 +34,7 @@ MIXTURES = [
     RankedCase("mixture", model="moe64", at_once=1),
     RankedCase("mixture copied", model="moe64", sharding="ddp", at_once=1),
 ]
-FED_BACK = RankedCase("int4 sent", steps=8, events=("sent",) * 5, codec="int4")
+FED_BACK = RankedCase("int4 sent", steps=4, events=("sent",) * 3, codec="int4")
 SENT = [
     FED_BACK,
     replace(FED_BACK, name="int4 sent by copies", sharding="ddp"),
@@ -45,7 +45,7 @@ HALF = [
     RankedCase("bf16 copied", sharding="ddp", precision="bf16", optimizer="sgd"),
     RankedCase("bf16 mixture", model="moe", precision="bf16", optimizer="sgd", at_once=1),
 ]
-SPLIT = RankedCase("float32 mixture", model="moe", steps=60, at_once=2)
+SPLIT = RankedCase("float32 mixture", model="moe", steps=30, at_once=2)
 NEAR = 1e-5
 BF16 = 2**-8
 
