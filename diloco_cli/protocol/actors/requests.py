@@ -254,9 +254,10 @@ def is_at_rest(run: RunFormat, state: RunState) -> Steps[bool]:
 
 def stop_stands(run: RunFormat, state: RunState) -> Steps[bool]:
     """Whether the run is at rest, or will be as soon as a process serves it."""
-    at_rest = yield from is_at_rest(run, state)
     asked = yield from _all_asked(run, state, [])
-    return at_rest or _stop_that_holds(asked) is not None
+    if _stop_that_holds(asked) is not None:
+        return True
+    return state.phase == RunPhase.STOPPED and not any(one.is_a("resume") for one in asked)
 
 
 MAX_KEY = 64  # characters shown of what is no key

@@ -10,7 +10,7 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.errors import TryAgainError, UsageError
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.actors.requests import StandIn
+from diloco_cli.protocol.actors.requests import StandIn, stop_stands
 from diloco_cli.protocol.actors.standby import gone_after_s
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
@@ -132,6 +132,20 @@ def test_a_stop_that_nobody_carried_out_is_withdrawn_before_the_run_goes_on(runn
 def copy(store: Store, to: MemoryStore) -> None:
     for key in store.list("", limit=10_000):
         to.put(key, store.get(key) or b"")
+
+
+def test_a_stop_stands_from_its_request_until_a_resume_is_asked_for(running: OperatedRun) -> None:
+    operator = running.operator
+    stands = lambda: perform(stop_stands(RUN, operator.head()), running.store, running.clock)  # noqa: E731
+    assert not stands()
+    operator.request_stop("interrupted")
+    assert stands()
+    operator.withdraw_stop(operator.head())
+    assert not stands()
+    operator.stop(operator.head(), "enough")
+    assert stands() and operator.head().phase == RunPhase.STOPPED
+    operator.withdraw_stop(operator.head())
+    assert not stands()
 
 
 def test_a_revoke_does_not_wait_for_a_syncer_that_beats_for_ever(running: OperatedRun) -> None:
