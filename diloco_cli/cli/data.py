@@ -75,12 +75,14 @@ def _refuse_idle(options: dict[str, str | None]) -> None:
 
 
 def _files(inputs: list[str] | None) -> tuple[Documents, str]:
-    from diloco_cli.corpus.sources import find_sources
+    from diloco_cli.corpus.sources import find_sources, markup_warning
 
     if not inputs:
         hint = "name text files, or --dataset FOLDER|NAME"
         raise UsageError("there is nothing to tokenize", hint=hint)
     found = find_sources(inputs)
+    if (warning := markup_warning(file.name for file in found)) is not None:
+        talk(warning)
     return found, f"{len(found)} files"
 
 

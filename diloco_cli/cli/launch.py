@@ -198,7 +198,11 @@ def _prepare(data: DataSettings, shown: ProgressLine) -> None:
     """Before anything is written to the bucket: the place for this machine's notes, and the run's text as tokens."""
     refuse_unwritable(user_state_directory("runs"))
     if data.text:
+        from diloco_cli.corpus.sources import markup_warning
         from diloco_cli.corpus.tokenizing import Tokenized, shards_of_text
+
+        if (warning := markup_warning([data.text])) is not None:
+            talk(warning)
 
         def on_shard(shard: Shard, made: Tokenized) -> None:
             shown.text = f"tokenizing: {len(made.shards)} shards"

@@ -28,9 +28,19 @@ from diloco_cli.store.url import real_url
 
 PIECE_BYTES = 256 << 10  # of text that is tokenized at once; it ends at a line's end, where there is one
 MAGIC = "*?["
+MARKED_UP = (".json", ".jsonl")
 ROWS_SUFFIXES = (".parquet", ".arrow")
 CHECKED_BYTES = 4 << 20  # of a file at a time
 BINARY_WITHIN_BYTES = 8000  # a zero byte there is of a binary file, as git has it
+
+
+def markup_warning(names: Iterable[str]) -> str | None:
+    """A warning where files hold rows of a dataset, and would be trained on as they are."""
+    name = next((name for name in names if name.lower().endswith(MARKED_UP)), None)
+    if name is None:
+        return None
+    rows = "to train on a column of its rows: diloco data tokenize --dataset FOLDER --column NAME"
+    return f"warning: {name} is taken as plain text, its markup included; {rows}"
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,16 @@ def test_what_goes_wrong_is_said_with_its_status(
     assert said in capsys.readouterr().err
 
 
+def test_rows_that_are_taken_as_plain_text_are_told(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "rows").mkdir()
+    (here / "rows" / "a.JSONL").write_text('{"text": "a row"}\n' * 9)
+    for files, warned in (("corpus", False), ("rows", True)):
+        assert called(monkeypatch, "data", "tokenize", files, "-o", f"{files}-tokens") == 0
+        assert ("a.JSONL is taken as plain text, its markup included" in capsys.readouterr().err) is warned
+
+
 def test_plan_says_how_often_a_run_goes_through_its_data(diloco: Diloco, here: Path) -> None:
     folder = copied("own-data", here / "own")
     edit(folder / "run.yaml", "../*/README.md", "../corpus")
