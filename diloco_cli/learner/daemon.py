@@ -20,7 +20,7 @@ from diloco_cli.config.hardware import data_class_of
 from diloco_cli.environment import DEVICE_VARIABLE, environment_with
 from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, UsageError
 from diloco_cli.events.bucket import tell_event
-from diloco_cli.events.cause import note_position
+from diloco_cli.events.cause import cause_of, note_position
 from diloco_cli.learner.group import MEET_S, as_resized, at_ranks, device_here, join_group, part_of, threads_of
 from diloco_cli.learner.parent import RankBeats, RankPlace, own_beats
 from diloco_cli.methods import INNER_OPTIMIZERS
@@ -192,7 +192,7 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
         perform(learner.train(), store, clock)
         _end_if_asked(stop)
     except BaseException as error:
-        learner.ended_by(error)
+        learner.ended_by(error, cause_of(error).text)
         if hasattr(learner, "progress"):
             note_position(error, learner.progress.position)
         raise

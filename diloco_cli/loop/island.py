@@ -31,6 +31,7 @@ from diloco_cli.errors import (
     TryAgainError,
     UsageError,
 )
+from diloco_cli.events.cause import cause_of
 from diloco_cli.layout import buffer_names
 from diloco_cli.learner.daemon import (
     CLEAN_STOP_S,
@@ -144,8 +145,9 @@ class LoopExchange:
 
     def fail(self, error: BaseException) -> None:
         """The last heartbeat will state what ended the loop. One that its user stops has not failed."""
-        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-        self.learner.ended_by(TerminatedError("stopped by its user") if stopped else error)
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            error = TerminatedError("stopped by its user")
+        self.learner.ended_by(error, cause_of(error).text)
 
     def close(self) -> None:
         """End the threads, and write the last heartbeat."""

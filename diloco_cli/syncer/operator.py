@@ -83,7 +83,10 @@ class Operator:
             state = self._answer_here(number, patient)
         if state.next_request <= number:
             refuse_finished(self.run.name, state, kind)
-            raise TryAgainError("the request waits for the next syncer", hint=f"diloco resume {self.store.url}")
+            hint = f"diloco resume {self.store.url}"
+            if kind == "revoke":
+                hint += "; if a process with that key serves the run, take its credentials for the bucket away first"
+            raise TryAgainError("the request waits for the next syncer", hint=hint)
         refused = self._refusal(range(before.n + 1, state.n + 1), number, ANSWERED_BY[kind])
         if refused is not None:
             raise UsageError(refused, where=self.run.name)

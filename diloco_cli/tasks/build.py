@@ -110,7 +110,10 @@ def build_data(run: RunSettings, uses: Sequence[str] = ("batch", "held_out")) ->
     if settings.preset == VISION_DATA:
         sequence = shape_of(run).sequence if run.model.preset else run.model.sequence
         return Digits(sequence or ViTShape(1, 1, 1).sequence, run.train.seed)
-    return ByteText(_reads(run)[0], run.train.seed)
+    sequence, vocabulary = _reads(run)
+    if vocabulary is not None and run.model.huggingface:
+        huggingface.refuse_few_symbols(run.model, vocabulary)
+    return ByteText(sequence, run.train.seed)
 
 
 def open_own_data(run: RunSettings) -> OwnTokens:

@@ -356,8 +356,10 @@ def _refuse_changed(data: DataSettings, index: Index, where: str) -> None:
     wanted = data.args.get("digest")
     if wanted in (None, index.digest):
         return
+    tokens = data.args.get("tokens")
+    others = "as many tokens, but others" if tokens == index.num_tokens else f"{tokens} tokens, here {index.num_tokens}"
     raise DataCheckError(
-        f"these are not the data that the run began with ({data.args.get('tokens')} tokens, here {index.num_tokens})",
+        f"these are not the data that the run began with: {others}",
         where=data.text or where,
         hint="bring back what changed; or start another run with these data: diloco launch RUN.yaml --set name=NAME",
     )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diloco_cli.config.huggingface import check_weights, commit_of, find_folder, sequence_of
+from diloco_cli.config.models import BYTE_VOCABULARY, TEXT_DATA
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import install_hint
@@ -154,6 +155,16 @@ def reads(settings: ModelSettings) -> tuple[int, int]:
     text = _config(settings).get_text_config()
     longest = getattr(text, "max_position_embeddings", None) or MAX_UNKNOWN
     return sequence_of(int(longest), settings.sequence, WHERE), int(text.vocab_size)
+
+
+def refuse_few_symbols(settings: ModelSettings, vocabulary: int) -> None:
+    """Raises UsageError if the preset text's bytes do not fit the model's vocabulary."""
+    if vocabulary < BYTE_VOCABULARY:
+        raise UsageError(
+            f"data.preset: {TEXT_DATA} has {BYTE_VOCABULARY} symbols, {settings.huggingface} only {vocabulary}",
+            where="data.preset",
+            hint="set data.tokens or data.text to data of your own, or data.entrypoint to a function",
+        )
 
 
 def read_config_of(settings: ModelSettings) -> dict[str, Any]:

@@ -83,6 +83,16 @@ def test_a_page_without_markers_is_left_as_it_is(quality: Any, tmp_path: Path) -
     assert (tmp_path / "README.md").read_text() == "text"
 
 
+def test_differences_are_paired_by_seed_with_students_interval(quality: Any) -> None:
+    """By hand: +1 %, +2 %, +3 %: mean 2, standard deviation 1, 4.303 x 1 / sqrt(3) = 2.484. Unpaired seeds drop out."""
+
+    def rows(losses: dict[int, float]) -> list[dict[str, Any]]:
+        return [{"labels": {"seed": seed}, "loss": loss} for seed, loss in losses.items()]
+
+    found = quality.report.percent_over(rows({0: 2.02, 1: 4.08, 2: 1.03, 3: 9.0}), rows({2: 1.0, 0: 2.0, 1: 4.0}))
+    assert str(found) == "+2.00 ± 2.48"
+
+
 def test_what_the_plan_is_told_is_what_the_page_has(quality: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["experiment"], "SEQUENCES", 512)  # as on the page
     told = quality.planned(quality.current(quality.HERE / "results.jsonl"))

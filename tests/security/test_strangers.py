@@ -144,7 +144,7 @@ def test_dead_incarnations_are_passed_in_doubling_steps_and_few_are_kept() -> No
 
 @pytest.mark.parametrize("text", ["fine\x1b[2J", "a\x07b", "\u202egnp", "\ud800", "a\x9bb"])
 def test_control_characters_never_reach_a_terminal(text: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Row 19: control characters in errors are escaped (status: the fuzzer asserts it; logs: tests/unit/launch)."""
+    """Row 19: control characters in errors are escaped (status: test_fuzz.py; logs: tests/unit/launch)."""
     talk(f"error: {text}\nhint: none")
     said = capfd.readouterr().err
     assert all(character.isprintable() or character == "\n" for character in said)
@@ -191,7 +191,7 @@ def test_a_newer_schema_is_refused_and_never_guessed(tmp_path: Path) -> None:
             load(tmp_path / "file.yaml")
 
 
-# What the fuzzer found, so that it stays mended.
+# What random input found, so that it stays mended.
 
 
 def test_a_plan_of_infinities_or_towers_is_a_usage_error() -> None:

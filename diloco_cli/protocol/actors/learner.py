@@ -23,7 +23,7 @@ from statistics import median_low
 from typing import Any, Literal, Protocol
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import DilocoError, FencedError, TerminatedError
+from diloco_cli.errors import FencedError, TerminatedError
 from diloco_cli.protocol.actors.joining import Joined, Saves, fetch_moments, fetch_weights, join, publish
 from diloco_cli.protocol.actors.progress import OfferDraft, Progress, is_over
 from diloco_cli.protocol.log.claims import ClaimWatch
@@ -521,16 +521,16 @@ class Learner:
         """Raises IllegalStateError (protocol/log/state.py)."""
         self.doing = moved(LEARNER, self.doing, to)
 
-    def ended_by(self, error: BaseException) -> None:
-        """The state for the last heartbeat, by the error that ended `train` or a thread beside it."""
+    def ended_by(self, error: BaseException, cause: str) -> None:
+        """The state for the last heartbeat, by the error that ended `train` or a thread beside it. `cause`: in words
+        that everybody may read."""
         if isinstance(error, TerminatedError):
             said = self.note if self.doing is LearnerState.DONE else ""
             self.go(LearnerState.DONE)
-            self.note = said or str(error)
+            self.note = said or cause
         else:
             self.go(LearnerState.FENCED if isinstance(error, FencedError) else LearnerState.FAILED)
-            text = str(error) if isinstance(error, DilocoError) else f"{type(error).__name__}: {error}"
-            self.note = text.partition("\n")[0][:MAX_NOTE]
+            self.note = cause[:MAX_NOTE]
 
     @property
     def is_leaving(self) -> bool:

@@ -106,14 +106,7 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
         known = state.with_members(run)
         hopeless = refusal_of_island(island, known)
         if hopeless is not None:
-            more = len(known.all_islands) - SHOWN
-            names = ", ".join(one.name for one in known.all_islands[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-            raise UsageError(
-                f"no island of the run is called {island.name!a}, and it may not join: {hopeless}",
-                where=run.name,
-                hint=f"the run's islands: {names}. Room for islands that join is made when a run begins, for 16 in "
-                "all: data: {shards: 16} in run.yaml",
-            )
+            raise _refused(island.name, hopeless, known)
         unheard = state.n > asked[1] and (yield Now()) >= asked_s + ASK_ANEW_S  # a syncer serves, and has not found it
         if state.n >= 0 and (state.epoch != asked[0] or unheard):
             yield from _ask(run, state.epoch, island, nonce, time)
@@ -122,6 +115,19 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
         state = yield from patient_log(run, state)
         refuse_unless_running(run, state)
     return state.with_members(run)
+
+
+def _refused(name: str, hopeless: str, run: RunFormat) -> UsageError:
+    islands = run.all_islands
+    if len(islands) < run.num_shards:
+        return UsageError(f"{name!a} may not join: {hopeless}", where=run.name)
+    more = f" and {len(islands) - SHOWN} more" if len(islands) > SHOWN else ""
+    return UsageError(
+        f"no island of the run is called {name!a}, and it may not join: {hopeless}",
+        where=run.name,
+        hint=f"the run's islands: {', '.join(one.name for one in islands[:SHOWN])}{more}. Room for islands that join "
+        "is made when a run begins, for 16 in all: data: {shards: 16} in run.yaml",
+    )
 
 
 def _ask(run: RunFormat, epoch: int, island: Island, nonce: str, time: str) -> Steps[None]:

@@ -215,12 +215,16 @@ def test_a_loop_that_finishes_early_has_its_last_progress_merged_and_goes_on_lat
     again.finish(0)
 
 
-def test_an_error_in_the_loop_is_told_in_the_last_heartbeat_and_passed_on() -> None:
+def test_an_error_in_the_loop_is_told_in_the_last_heartbeat_without_secrets_and_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     meeting = Meeting(own_run(rounds=LONG))
-    with pytest.raises(ZeroDivisionError), meeting.loop().island as island:
-        island.step(tokens=ROWS // 0)
+    monkeypatch.setenv("HF_TOKEN", "hf_canary4713")
+    with pytest.raises(RuntimeError), meeting.loop().island:
+        raise RuntimeError("401 for https://me:canary-password@host/x?token=abc of hf_canary4713")
     said = last_heartbeat(meeting)
-    assert (said.state, said.note) == ("FAILED", "ZeroDivisionError: integer division or modulo by zero")
+    assert said.state == "FAILED" and said.note.startswith("your code: tests/unit/loop/test_island.py:")
+    assert said.note.endswith("RuntimeError: 401 for https://***@host/x?token=*** of ***")
 
 
 @pytest.mark.parametrize("drain_s", [0, 0.5])

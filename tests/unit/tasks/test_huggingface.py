@@ -104,8 +104,8 @@ def test_a_step_is_the_same_whenever_it_is_repeated(tmp_path):
 
 @needs_transformers
 def test_too_few_symbols_too_long_sequences_and_strange_folders_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"int64 from .* raised IndexError"):
-        check_task(run_in(tmp_path, "llama", vocab_size=100), 96)
+    with pytest.raises(UsageError, match=r"256 symbols, .* only 100"):
+        build_data(run_in(tmp_path, "llama", vocab_size=100))
     run = run_in(tmp_path, "llama")
     longer = RunSettings(name="x", model=ModelSettings(huggingface=run.model.huggingface, sequence=64), data=run.data)
     with pytest.raises(UsageError, match=r"64 is longer than the model's positions \(48\)"):

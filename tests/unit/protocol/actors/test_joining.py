@@ -75,7 +75,7 @@ def test_the_place_of_a_learner_that_has_left_or_died_is_free(says: bool, waits_
     for actor in list(living.world.actors):
         living.world.kill(actor)
     if says:
-        living.learner.ended_by(TerminatedError("SIGTERM"))
+        living.learner.ended_by(TerminatedError("SIGTERM"), "SIGTERM")
         living.perform(living.learner.follower.send_heartbeat())
     began_s = living.world.now_s
     living.perform(refuse_beside_living(living.run, "l0"))
