@@ -225,6 +225,9 @@ class Healthy:
             return
         for fragment in range(options.fragments):
             offered_at, offered_s = process.offered_of.setdefault(fragment, (merges, now_s))
+            if merges - offered_at <= 1:  # before the log goes on there is nothing that it could hear
+                offered_s = now_s
+                process.offered_of[fragment] = offered_at, now_s
             rounds, silent_s = (merges - offered_at) / options.fragments, now_s - offered_s
             missing = rounds > FRAGMENT_ROUNDS and silent_s > LOOKS_S + IDLE_SLOTS * options.slot_s
             text = f"{process.name} offers nothing of fragment {fragment} for {rounds:.0f} rounds and {silent_s:.1f} s"
