@@ -1,4 +1,4 @@
-"""A kill every so often: python examples/comparison/storm.py [--repetitions 3]. See README.md beside this file.
+"""A kill every so often: python examples/comparison/storm.py [--repetitions 3 | --hangs 50]. See README.md beside this.
 
 Useful tokens/s, pauses and the time to a held-out loss of `diloco`, of data-parallel training that torchrun restarts,
 and of torchft's DiLoCo, beside what each has undisturbed. What is measured lies in storm.jsonl, where a second start
@@ -192,13 +192,6 @@ def verdicts(figures: Figures) -> Iterator[str]:
         yield _verdict(over >= GOAL_OVER, f"{when} has {over:.2f} times the tokens/s of data-parallel training", goal)
         if figures.target is not None:
             yield _time_verdict(figures, every_s, when)
-    storms = [
-        row for (every_s, method), group in figures.groups.items() if every_s and method == "diloco" for row in group
-    ]
-    if storms:
-        hangs = sum(row["hangs"] for row in storms)
-        known = None if not hangs and len(storms) < GOAL_STORMS else not hangs
-        yield _verdict(known, f"`diloco` hung in {hangs} of {len(storms)} storms", f"goal: in none of {GOAL_STORMS}")
 
 
 def _time_verdict(figures: Figures, every_s: float, when: str) -> str:
@@ -213,6 +206,17 @@ def _time_verdict(figures: Figures, every_s: float, when: str) -> str:
     return _verdict(known, f"{when} needs {most}{100 * share:.0f} % of data-parallel training's time to the loss", goal)
 
 
+def hangs_text(rows: Rows) -> Iterator[str]:
+    """Of storms of `diloco` alone: whether one hung, and how long the longest pauses were."""
+    hangs, pauses_s = sum(row["hangs"] for row in rows), sorted(row["longest_s"] for row in rows)
+    known = None if not hangs and len(rows) < GOAL_STORMS else not hangs
+    what = f"`diloco` hung in {hangs} of {len(rows)} storms with a kill every {rows[0]['every_s']:g} s"
+    yield _verdict(known, what, f"goal: in none of {GOAL_STORMS}")
+    yield ""
+    kills, usual_s, worst_s = sum(row["kills"] for row in rows), statistics.median(pauses_s), pauses_s[-1]
+    yield f"{kills} kills; a storm's longest pause: median {usual_s:.1f} s, worst {worst_s:.1f} s. {measured_on(rows)}"
+
+
 def _verdict(met: bool | None, what: str, goal: str) -> str:
     """None: too little was measured to say so."""
     return f"- {'Open' if met is None else 'Met' if met else 'Missed'}: {what} ({goal})."
@@ -224,8 +228,16 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--every-s", type=float, nargs="+", default=[60.0, 15.0], help="between kills")
     parser.add_argument("--methods", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--seconds", type=float, default=120.0, help="of each storm; half of it if nobody is killed")
-    parser.add_argument("--output", type=Path, default=HERE / "storm.jsonl")
+    parser.add_argument("--hangs", type=int, metavar="N", help="only N storms of diloco, to see whether one hangs")
+    parser.add_argument("--output", type=Path, help="default: storm.jsonl or hangs.jsonl, beside this file")
     options = parser.parse_args(words)
+    name = "hangs" if options.hangs else "storm"
+    output, same = options.output or HERE / f"{name}.jsonl", {"seconds": options.seconds}
+    if options.hangs:
+        alone = [StormCase("diloco", min(options.every_s), seed) for seed in range(options.hangs)]
+        rows = complete(output, map(vars, alone), same, lambda one: measured(StormCase(**one), options.seconds))
+        publish(name, output, hangs_text(rows))
+        return
     if "torchft" in options.methods and (reason := why_no_torchft()):
         print(f"left out: {TORCHFT} cannot be installed: {reason}", file=sys.stderr)
         options.methods.remove("torchft")
@@ -233,9 +245,8 @@ def main(words: Sequence[str]) -> None:
         StormCase(method, every_s, seed)
         for seed, every_s, method in product(range(options.repetitions), (None, *options.every_s), options.methods)
     ]
-    same = {"seconds": options.seconds}
-    rows = complete(options.output, map(vars, storms), same, lambda one: measured(StormCase(**one), options.seconds))
-    publish("storm", options.output, table(rows))
+    rows = complete(output, map(vars, storms), same, lambda one: measured(StormCase(**one), options.seconds))
+    publish(name, output, table(rows))
 
 
 if __name__ == "__main__":
