@@ -235,8 +235,11 @@ def main(words: Sequence[str]) -> None:
     output, same = options.output or HERE / f"{name}.jsonl", {"seconds": options.seconds}
     if options.hangs:
         alone = [StormCase("diloco", min(options.every_s), seed) for seed in range(options.hangs)]
-        rows = complete(output, map(vars, alone), same, lambda one: measured(StormCase(**one), options.seconds))
-        publish(name, output, hangs_text(rows))
+
+        def without_losses(one: Any) -> dict[str, Any]:
+            return {key: value for key, value in measured(StormCase(**one), options.seconds).items() if key != "losses"}
+
+        publish(name, output, hangs_text(complete(output, map(vars, alone), same, without_losses)))
         return
     if "torchft" in options.methods and (reason := why_no_torchft()):
         print(f"left out: {TORCHFT} cannot be installed: {reason}", file=sys.stderr)
