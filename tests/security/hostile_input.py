@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ TOKENS = (
     b"|\n", b"#", b"- - - - - - - - - - - - - - - -", b"[1-999999999]", b"[1-2,", b"://", b"@", b"%",
     *(text.encode("utf-8", "surrogatepass") for text in TEXTS),
 )  # fmt: skip
-TOWER: Any = reduce(lambda inner, _: {"a": inner}, range(40), 1)
+TOWER = json.loads('{"a":' * 40 + "1" + "}" * 40)
 STRANGE = st.sampled_from([*NUMBERS, *TEXTS, None, True, [], {}, [[]], {"": ""}, TOWER]) | st.integers(-(2**70), 2**70)
 
 
