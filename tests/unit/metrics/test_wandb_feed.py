@@ -69,7 +69,7 @@ def test_each_commit_with_figures_is_a_step_and_a_session_goes_on_where_wandb_st
 
 
 def test_each_session_offline_is_a_folder_of_the_runs_id(tmp_path: Path) -> None:
-    """By that id W&B makes one run of all that are synced."""
+    """By that id W&B makes one run of all that are synced; a second folder of one second has a number behind it."""
     pytest.importorskip("wandb")
     log = Log()
     for session in range(2):
@@ -77,5 +77,5 @@ def test_each_session_offline_is_a_folder_of_the_runs_id(tmp_path: Path) -> None
         started = start_wandb(RUN, "diloco", None, True, tmp_path)
         Feed(started, RUN, log.store, 0).send()
         started.finish()
-    folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
-    assert len(folders) == 2 and all(path.name.endswith(f"-{RUN.run_id}") for path in folders)
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
+    assert len(list((tmp_path / "wandb").glob(f"offline-run-*/run-{RUN.run_id}.wandb"))) == 2
