@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import RefusedError, RunFailedError, StoreError, UsageError
-from diloco_cli.runtime import units
+from diloco_cli.runtime import supervisor, units
 from diloco_cli.runtime.processes import is_alive, signal_process
 from diloco_cli.runtime.registry import (
     Resuming,
@@ -41,13 +42,14 @@ from diloco_cli.runtime.supervisor import (
 )
 from diloco_cli.runtime.units import UnitSpec, diloco_command, start_detached, start_unit, thread_environment
 from diloco_cli.store.port import StoreGoneError
-from tests.waiting import wait_until
+from tests.waiting import BOUND_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("home")
 RUN = "nano"
 SLEEP = "import time; time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
-STOP = StopPolicy(finish_s=0.0, leave_s=0.3, kill_s=1.0, give_up_s=2.0)
+FAR_S = 2 * BOUND_S  # what waits for that long is waited for in vain
+STOP = StopPolicy(finish_s=0.0, leave_s=0.3, kill_s=FAR_S, give_up_s=2 * FAR_S)
 SUPERVISOR = """
 import sys
 from diloco_cli.runtime.supervisor import StopPolicy, WholeRun, supervise
@@ -61,7 +63,7 @@ def stop_request():
 out = supervise(
     "nano", units, run_state=lambda: "RUNNING", on_event=show, poll_s=0.02,
     whole_run=WholeRun(tuple, stop_request),
-    stop=StopPolicy(finish_s=0.0, leave_s=0.5, kill_s=6.0),
+    stop=StopPolicy(finish_s=0.0, leave_s=0.5, kill_s=120.0, give_up_s=120.0),
 )
 print(out.reason, out.exit_status, flush=True)
 sys.exit(out.exit_status)
@@ -98,7 +100,7 @@ class Supervision:
         return self.join()
 
     def join(self) -> SupervisionResult | None:
-        self._thread.join(15)
+        self._thread.join(BOUND_S)
         assert not self._thread.is_alive()
         return self.outcome
 
@@ -136,14 +138,13 @@ def kill(name: str) -> None:
 def test_a_killed_unit_is_back_soon_and_the_others_are_left_alone(eventually):
     with Supervision(unit("a"), unit("b")) as run:
         first, other = up("a"), up("b")
-        began_s = monotonic_s()
         kill("a")
         eventually(lambda: pid_of("a") not in {None, first})
-        assert monotonic_s() - began_s < 1.0
         assert pid_of("b") == other
         run.stop()
     assert run.kinds("a")[:3] == ["started", "ended", "started"]
-    assert next(event.text for event in run.events if event.kind == "ended").startswith("killed by SIGKILL")
+    ended = next(event.text for event in run.events if event.kind == "ended")
+    assert ended.startswith("killed by SIGKILL") and ended.endswith("restart in 0.2 s")
     assert [run.kinds(name).count("started") for name in ("a", "b")] == [2, 1]
 
 
@@ -166,12 +167,21 @@ def test_a_run_goes_on_without_a_learner_that_failed(eventually):
         assert run.join().reason == "finished"
 
 
-def test_units_that_stay_after_the_end_are_terminated_then_killed(eventually):
+@pytest.fixture
+def passes(monkeypatch) -> Callable[[float], None]:
+    """Lets so much time pass at once for who supervises."""
+    ahead: list[float] = []
+    monkeypatch.setattr(supervisor, "monotonic_s", lambda: monotonic_s() + sum(ahead))
+    return ahead.append
+
+
+def test_units_that_stay_after_the_end_are_terminated_then_killed(eventually, passes):
     with Supervision(unit("a"), unit("b", STUBBORN)) as run:
         eventually(lambda: pid_of("a") and pid_of("b") and b"up" in log_path(RUN, "b").read_bytes())
-        run.state, began_s = "FINISHED", monotonic_s()
+        run.state = "FINISHED"
+        eventually(lambda: "done" in run.kinds("a") and "terminated" in run.kinds("b"))
+        passes(FAR_S)
         assert run.join().reason == "finished"
-        assert monotonic_s() - began_s < 3.0
     assert run.kinds("a")[-2:] == ["terminated", "done"]
     assert run.kinds("b")[-3:] == ["terminated", "killed", "done"]
 
@@ -189,15 +199,18 @@ def test_a_held_unit_stays_down_until_it_is_released(eventually):
 
 
 def test_a_slow_or_failing_store_delays_no_restart(eventually):
-    def never() -> str:
-        sleep_s(3.0)
+    answers = threading.Event()
+
+    def slowly() -> str:
+        answers.wait(FAR_S)
         raise StoreError("the store is down")
 
-    with Supervision(unit("a"), run_state=never) as run:
+    with Supervision(unit("a"), run_state=slowly) as run:
         first = up("a")
         kill("a")
-        eventually(lambda: pid_of("a") not in {None, first}, 2.0)
+        eventually(lambda: pid_of("a") not in {None, first})
         assert run.stop().reason == "left"
+    answers.set()
 
 
 def test_units_that_heed_the_stop_request_are_not_signalled(tmp_path):
@@ -213,11 +226,10 @@ def test_a_stop_request_that_fails_is_told_and_the_units_are_terminated():
     def fail() -> None:
         raise StoreError("forbidden")
 
-    with Supervision(unit("a"), whole_run=WholeRun(tuple, fail), stop=StopPolicy()) as run:
+    late = StopPolicy(leave_s=FAR_S, kill_s=FAR_S, give_up_s=FAR_S)
+    with Supervision(unit("a"), whole_run=WholeRun(tuple, fail), stop=late) as run:
         up("a")
-        began_s = monotonic_s()
         run.stop()
-        assert monotonic_s() - began_s < 1.0
     assert "forbidden" in run.events[-1].text
 
 
@@ -235,13 +247,11 @@ def test_a_syncer_lives_until_the_learners_beside_it_have_drained(tmp_path):
     says = "import signal, sys, time\ndef end(*_):\n time.sleep({0}); open({1!r}, 'a').write({2!r}); sys.exit(143)\n"
     says += "signal.signal(signal.SIGTERM, end); print('up', flush=True)\nwhile True: time.sleep(0.05)"
     units = [unit(name, says.format(0.4, str(order), name), kind) for name, kind in (("b", "syncer"), ("a", "learner"))]
-    with Supervision(*units, stop=StopPolicy()) as run:
+    with Supervision(*units, stop=StopPolicy(drain_s=FAR_S, kill_s=FAR_S, give_up_s=FAR_S)) as run:
         for name in ("a", "b"):
             up(name)
             wait_until(lambda name=name: b"up" in log_path(RUN, name).read_bytes())
-        began_s = monotonic_s()
-        assert run.stop().left == ("b", "a")
-        assert monotonic_s() - began_s < 3.0, "the syncer need not wait for the whole drain"
+        assert run.stop().left == ("b", "a"), "the syncer need not wait for the whole drain"
     assert order.read_text() == "ab"
 
 
@@ -249,11 +259,12 @@ def gone() -> str:
     raise StoreGoneError("no such directory", where="/b", hint="mkdir /b")
 
 
-def test_restarts_end_when_the_bucket_has_been_gone_for_long_and_the_error_says_so(eventually):
-    with Supervision(unit("a", STUBBORN), run_state=gone, gone_after_s=1.0, stop=StopPolicy(gone_kill_s=0.3)) as run:
+def test_restarts_end_when_the_bucket_has_been_gone_for_long_and_the_error_says_so(eventually, passes):
+    with Supervision(unit("a", STUBBORN), run_state=gone, gone_after_s=FAR_S, stop=StopPolicy(gone_kill_s=0.3)) as run:
         first = up("a")
         kill("a")
         eventually(lambda: pid_of("a") not in {None, first})  # it is an outage until then
+        passes(FAR_S)
         run.join()
     assert isinstance(run.error, StoreGoneError) and run.error.exit_status == 6
     assert "the bucket of run nano is gone" in str(run.error) and "diloco resume nano" in run.error.hint
@@ -261,12 +272,16 @@ def test_restarts_end_when_the_bucket_has_been_gone_for_long_and_the_error_says_
 
 
 def test_a_machine_leaves_at_once_where_the_bucket_is_gone(eventually):
-    with Supervision(unit("a", STUBBORN), run_state=gone, stop=StopPolicy(gone_kill_s=0.3)) as run:
-        eventually(lambda: pid_of("a") and b"up" in log_path(RUN, "a").read_bytes())
-        sleep_s(0.2)
-        began_s = monotonic_s()
+    asked: list[int] = []
+
+    def asked_and_gone() -> str:
+        asked.append(1)
+        return gone()
+
+    stop = StopPolicy(kill_s=FAR_S, gone_kill_s=0.3, give_up_s=FAR_S)
+    with Supervision(unit("a", STUBBORN), run_state=asked_and_gone, stop=stop) as run:
+        eventually(lambda: pid_of("a") and b"up" in log_path(RUN, "a").read_bytes() and len(asked) > 1)
         assert run.stop().reason == "left"
-        assert monotonic_s() - began_s < 2.0
     assert any("nothing can be drained" in event.text for event in run.events)
 
 
@@ -331,10 +346,8 @@ def test_units_outlive_a_killed_supervisor_and_the_next_one_adopts_them(supervis
 def test_one_signal_ends_what_runs_here_and_only_ctrl_c_stops_the_run(supervisor_process, signum, stops):
     child = supervisor_process()
     assert up("a") and up("b")
-    began_s = monotonic_s()
     child.send_signal(signum)
-    told, _ = child.communicate(timeout=10)
-    assert monotonic_s() - began_s < 4.0
+    told, _ = child.communicate(timeout=BOUND_S)
     assert ("stop request written" in told) == stops
     assert ("the run itself goes on" in told) != stops
     assert "killed a" not in told
@@ -349,12 +362,10 @@ def test_a_second_ctrl_c_kills_at_once(eventually):
         assert up(name)
         eventually(lambda name=name: log_path(RUN, name).stat().st_size)
     child.send_signal(signal.SIGINT)
-    sleep_s(0.3)
+    assert any(line.startswith("stopping") for line in child.stdout)
     assert pid_of("a") is not None
-    began_s = monotonic_s()
     child.send_signal(signal.SIGINT)
-    told, _ = child.communicate(timeout=10)
-    assert monotonic_s() - began_s < 1.0
+    told, _ = child.communicate(timeout=BOUND_S)
     assert "killed a" in told
     assert child.returncode == 130
     assert pid_of("a") is pid_of("b") is None
@@ -413,8 +424,7 @@ def test_the_log_of_a_living_unit_is_bounded(monkeypatch, eventually):
         eventually(lambda: log.with_name("a.log.1").exists())
         for _ in range(3):
             eventually(lambda: log.stat().st_size <= 1000)
-        eventually(lambda: log.stat().st_size > 0)
-        assert set(log.read_text()) == {"x", "\n"}, "a hole: the writer did not append"
+        eventually(lambda: (written := log.read_text()) and set(written) == {"x", "\n"})  # or a hole: it did not append
         assert pid_of("a") is not None
 
 
