@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # threads of several test processes on the same cores hold each other up
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,6 +19,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("tests", deadline=None)  # on a busy machine an input may take any time
+settings.load_profile("tests")
 
 LONG_TIMEOUT_S = 6 * 3600
 BEYOND_CORES = 1  # a whole run waits for much of its time: with one more process the cores are busy meanwhile

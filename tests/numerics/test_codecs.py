@@ -66,7 +66,7 @@ def test_integers_are_within_half_a_step_of_their_block(name: str, size: int) ->
 
 floats = st.floats(-(2.0**120), 2.0**120, width=32, allow_subnormal=True)
 vectors = arrays(np.float32, st.integers(1, 3 * INT8_BLOCK + 2), elements=floats, fill=floats)
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 @quick

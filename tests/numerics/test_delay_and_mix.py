@@ -61,7 +61,7 @@ def test_rebasing_by_hand(tau: int) -> None:
     assert first_merges(tau, mixing="rebase") == REBASED
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=8, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:
     """H divisible by P or not, H < P, every tau below P, several fragments in flight, every mixing."""

@@ -18,7 +18,7 @@ from diloco_cli.tensors.payload import views
 SHAPES = [("bias", (5,)), ("matrix", (4, 6)), ("stack", (2, 3, 2))]
 GRANULARITIES: list[Granularity] = ["tensor", "row"]
 RULES: list[MergeRule] = ["rda", "avg"]
-quick = settings(max_examples=25, deadline=None)
+quick = settings(max_examples=25)
 
 
 def make_fragment() -> Fragment:

@@ -20,7 +20,7 @@ SAMPLE = 40  # inputs for a parser, the same at each start; the long form has ot
 def withstands(parser: Parser, inputs: int) -> None:
     """Raises AssertionError with the shortest input that hypothesis finds to be taken wrongly."""
 
-    @settings(max_examples=inputs, deadline=None, derandomize=inputs <= SAMPLE, suppress_health_check=CHECKS)
+    @settings(max_examples=inputs, derandomize=inputs <= SAMPLE, suppress_health_check=CHECKS)
     @given(hostile(parser.seeds))
     def takes(data: bytes) -> None:
         fault = fault_of(parser, data)
@@ -54,7 +54,7 @@ def test_a_parser_that_leaks_is_slow_or_takes_memory_is_found() -> None:
     assert str(fault_of(Parser("greedy", lambda data: bytearray(1 << 50), (b"",)), b"")).startswith("MemoryError")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=40))
 def test_any_text_is_a_hostlist_or_a_usage_error(text: str) -> None:
     try:

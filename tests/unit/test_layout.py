@@ -32,7 +32,7 @@ shapes = st.lists(st.integers(0, 9), min_size=0, max_size=3).map(tuple)
 models = st.lists(st.tuples(shapes, st.booleans()), min_size=1, max_size=12).map(
     lambda drawn: [ParameterFact(f"p{i}", shape, embedding) for i, (shape, embedding) in enumerate(drawn)]
 )
-quick = settings(max_examples=80, deadline=None)
+quick = settings(max_examples=80)
 
 
 def pieces(layout: Layout) -> list[list[tuple[str, tuple[int, int] | None]]]:

@@ -64,7 +64,7 @@ INVENTORIES = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(inventory=INVENTORIES)
 def test_what_is_written_reads_back_the_same(inventory, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "written.yaml"

@@ -283,7 +283,7 @@ def test_where_only_the_built_model_knows_its_sequence_the_micro_batch_is_checke
     assert caught.value.where == f"{tmp_path}/run.yaml:5"
 
 
-@tried(max_examples=200, deadline=None)
+@tried(max_examples=200)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 80))
 def test_an_overlap_is_allowed_if_a_step_lies_between_adoption_and_the_next_sending(
     every: int, fragments: int, overlap: int

@@ -43,7 +43,7 @@ def test_what_is_to_be_held_out_must_be_there(sequences: int, said: str) -> None
         refuse_misfit(run_with(sequences), 100_000, 256, SEQUENCE, 256)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(size=st.integers(0, 20_000), share=st.floats(0.001, 0.6))
 def test_every_sequence_is_either_trained_on_or_held_out(size, share):
     split = Split(size, share)

@@ -52,7 +52,7 @@ def stream_of(lengths: list[int], dtype: str = "uint16", offset: int = 0) -> tup
     return store, Index(dtype, begin, tuple(shards))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     offset=st.integers(0, 5),
@@ -77,7 +77,7 @@ def test_a_block_is_read_once_and_only_so_many_are_held():
     assert len(shards._held) == HELD_BLOCKS
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), data=st.data())
 def test_what_was_loaded_is_all_that_a_reading_needs(lengths, data):
     store, index = stream_of(lengths)

@@ -16,7 +16,7 @@ from diloco_cli.digests import digest
 PINNED = "blake3-2e100f942428c905bf2a1c339fb3a9843f497d4ce2d2ead3d0bbe2f650d64d35"
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(size=st.integers(1, 700), block=st.integers(1, 40), shards=st.integers(1, 9), seed=st.integers(0, 2**32 - 1))
 def test_every_sequence_is_drawn_exactly_once_an_epoch_over_all_shards(size, block, shards, seed):
     shards = min(shards, size)
@@ -27,7 +27,7 @@ def test_every_sequence_is_drawn_exactly_once_an_epoch_over_all_shards(size, blo
         assert sorted(np.concatenate(drawn)) == list(range(size))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=st.integers(1, 5000), key=st.integers(0, 2**64 - 1))
 def test_a_network_permutes_any_number_of_places(size, key):
     assert sorted(permuted(np.arange(size), size, key)) == list(range(size))

@@ -85,7 +85,7 @@ def test_a_file_that_changed_gives_another_digest(tmp_path: Path) -> None:
     assert find_sources([str(folder)]).identity() != before
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(texts=st.lists(st.text(alphabet="aä漢😀\n", min_size=1, max_size=60), min_size=1, max_size=3), data=st.data())
 def test_pieces_are_all_of_the_text_and_the_same_from_any_piece_on(tmp_path_factory, texts, data):
     folder = tmp_path_factory.mktemp("pieces")

@@ -87,7 +87,7 @@ EXCHANGES = st.builds(
 UTILISATION = st.floats(0.05, 0.995)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(exchange=EXCHANGES, utilisation=UTILISATION)
 def test_a_link_carries_in_a_round_what_a_round_sends(exchange: Exchange, utilisation: float) -> None:
     bound = utilisation * 80 / (exchange.sync_every * 0.7)
@@ -117,7 +117,7 @@ def rounds_end_at(exchange: Exchange, step_s: float, busy_s: float, rounds: int)
     return ends
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(exchange=EXCHANGES, utilisation=st.floats(0.2, 0.95))
 def test_steps_that_follow_each_other_reach_that_utilisation_and_with_less_they_do_not(
     exchange: Exchange, utilisation: float

@@ -77,7 +77,7 @@ class Reading:
     over: bool = False
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(size=st.integers(4, 700), num_shards=st.integers(1, 4), epochs=st.integers(1, 3))
 def test_an_epoch_draws_each_sample_once_over_all_shards(size: int, num_shards: int, epochs: int) -> None:
     each = [(shard + 1) * size // num_shards - shard * size // num_shards for shard in range(num_shards)]

@@ -183,7 +183,7 @@ def _entry(index: int, drawn: tuple) -> MachineSettings:
     )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(drawn=ENTRIES, large=st.booleans())
 def test_islands_partition_the_machines(drawn, large):
     """Every machine is in one island or left out, never both; an island has one kind, one fabric, and holds the

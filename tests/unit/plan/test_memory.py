@@ -249,7 +249,7 @@ FACTS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(FACTS, st.integers(1, 5000), st.integers(1, 64), st.floats(1, 1000), st.booleans())
 def test_what_is_chosen_fits_and_neither_the_whole_part_nor_twice_as_much_would(
     model: ModelFacts, sequences: int, devices: int, memory_gb: float, half: bool

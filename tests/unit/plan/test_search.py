@@ -245,7 +245,7 @@ def test_a_limit_that_nothing_meets_names_one_that_something_does(goal: Goal) ->
     assert make_plan(RUN, inventory, MODEL, met).islands
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 32), st.floats(1e7, 1e10)), min_size=1, max_size=12), st.integers(24, 500))
 def test_whoever_takes_part_has_a_link_for_the_round(shapes: list[tuple[int, float]], every: int) -> None:
     islands = [island(f"i{n}", count=count, link=Link(bps, bps)) for n, (count, bps) in enumerate(shapes)]

@@ -531,7 +531,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(REQUESTS)
 def test_whatever_is_asked_for_is_what_comes(requests: list[tuple[str, int]]) -> None:
     source = Source()

@@ -56,7 +56,7 @@ def test_whole_numbers_of_128_bits_come_back(number: int) -> None:
     assert decode_plain(encode({"a": number, "b": "9" * 30}), "here") == {"a": number, "b": "9" * 30}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(st.characters(exclude_categories=()), max_size=20))
 def test_whatever_text_is_written_can_be_read(text: str) -> None:
     """Also half a surrogate pair, as in the name of a host or a file that is not UTF-8."""
@@ -147,7 +147,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(SAMPLES), st.data())
 def test_any_json_in_any_field_gives_a_record_or_a_record_error(record: Any, data: st.DataObject) -> None:
     fields = json.loads(encode(record))
@@ -158,7 +158,7 @@ def test_any_json_in_any_field_gives_a_record_or_a_record_error(record: Any, dat
         assert "here" in str(error)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=64))
 def test_any_bytes_give_a_record_error(data: bytes) -> None:
     for kind in (Offer, Commit, RunFormat):

@@ -635,7 +635,7 @@ happens = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(happens, max_size=60), st.floats(0.5, 40.0), st.floats(0.05, 5.0), st.floats(0.0, 2.0))
 def test_slots_rise_are_never_behind_the_log_and_never_beyond_the_bound(
     history: list[tuple[str, float]], local_steps: float, slot_s: float, grace_s: float

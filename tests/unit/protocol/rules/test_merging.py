@@ -138,7 +138,7 @@ def test_a_delta_weighs_as_much_less_as_is_believed_of_its_tokens() -> None:
     assert offered_weight(RUN, "l0", 8, 2, 2) == offered_weight(RUN, "l0", 8, 2, 8) / 4 > 0
 
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 def test_half_the_batch_at_equal_steps_weighs_a_quarter() -> None:

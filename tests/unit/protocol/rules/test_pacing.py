@@ -34,7 +34,7 @@ from tests.unit.protocol.integer_ports import WrittenLog
 from tests.unit.protocol.living import Living
 from tests.unit.protocol.records import BATCH, RUN, applied, genesis, make_run, offer, with_steps
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 def test_every_fragment_is_due_once_a_round() -> None:

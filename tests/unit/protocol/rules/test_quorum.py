@@ -31,7 +31,7 @@ from diloco_cli.protocol.rules.quorum import (
 seconds = st.floats(0.0, 1e4)
 paces = st.builds(Pace, st.floats(1e-3, 1e4), seconds, seconds)
 overlaps = st.one_of(st.integers(0, 50), st.just("auto"))
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 @pytest.mark.parametrize(
