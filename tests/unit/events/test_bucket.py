@@ -48,12 +48,14 @@ def texts(store: MemoryStore) -> list[str]:
     return [event.text for event in EventReader().read(store)]
 
 
-def test_events_of_a_unit_are_written_together_and_the_next_ones_later() -> None:
-    store = CreatesStore()
+def test_events_of_a_unit_are_written_together_and_the_next_ones_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now_s = CreatesStore(), 0.0
+    monkeypatch.setattr(bucket, "monotonic_s", lambda: now_s)
     writer = EventWriter(store, every_s=60.0, lingers_s=0.05)
     for text in ("ended", "restarted"):
         writer.note("ended", "iowa", text)
     writer.note("ended", "rhine", "other")
+    now_s = 0.05
     wait_until(lambda: store.creates == 2)
     writer.note("ended", "iowa", "soon again")
     assert sorted(texts(store)) == ["ended", "other", "restarted"]
