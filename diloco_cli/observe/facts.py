@@ -55,6 +55,7 @@ LOOKS_KEPT = 5  # of which the largest bound counts: a clock that is slewed back
 LOG_S = 3.0  # of a look: what is left is for the heartbeats
 MAX_STANDBYS = 64
 ANSWERS = "answers again"
+STARTS_WITHIN_S = 60.0  # processes start, and load what they need, beside the time of the first slot
 TOLD_AGAIN_S = 3 * LINE_EVERY_S  # a call that goes on failing is told again before
 BYTES_A_MERGE = 8  # for each parameter of a fragment: its state, and the weights
 UNKNOWN = datetime.fromtimestamp(0, UTC)
@@ -264,6 +265,10 @@ class LocalUnit:
         unheard = self.dead or heard_s is None or heard_s > self.running_s
         return self.supervised and bool(self.said.last_end) and self.said.state in again and unheard
 
+    def starts(self, heard_s: float | None) -> bool:
+        """It was started lately, and has not been heard since: what was heard is of an earlier process."""
+        return self.condition == "running" and heard_s is not None and self.running_s < min(heard_s, STARTS_WITHIN_S)
+
     @property
     def gave_up(self) -> bool:
         return self.dead and self.said.state == UnitState.FAILED
@@ -276,6 +281,8 @@ class LocalUnit:
         if self.restarts(heard_s):
             why = self.said.reason if self.dead else self.said.last_end
             return f"it is being restarted, after {self.said.starts} starts: {why}{who}"
+        if self.starts(heard_s):
+            return f"its process {self.pid} was started {format_duration(self.running_s)} ago, and is not heard yet"
         if not self.dead:
             return ""
         if self.gave_up or self.said.state == UnitState.HELD:

@@ -16,14 +16,13 @@ from itertools import pairwise
 from statistics import fmean, median_high
 
 from diloco_cli.config.hardware import data_class_of
-from diloco_cli.observe.facts import Local, LocalUnit, RunFacts, moment
+from diloco_cli.observe.facts import STARTS_WITHIN_S, Local, LocalUnit, RunFacts, moment
 from diloco_cli.observe.unit_states import (
     BAD,
     GOOD,
     LEFT,
     LOST,
     QUARANTINED,
-    STARTS_WITHIN_S,
     STEPS,
     STUCK,
     SUSPECT,

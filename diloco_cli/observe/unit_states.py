@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection
 from typing import NamedTuple
 
-from diloco_cli.observe.facts import Heard, Local, LocalUnit, RunFacts
+from diloco_cli.observe.facts import STARTS_WITHIN_S, Heard, Local, LocalUnit, RunFacts
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat, moving_s, tolerated_s
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.state import LearnerState, RunPhase, StandbyState, SyncerState
@@ -22,7 +22,6 @@ FIRST_STEP_S, COMPILED_STEP_S = 60.0, 900.0  # that the first one may take in an
 SUSPECT, LOST, STUCK, QUARANTINED, UPLOADING = "SUSPECT", "LOST", "STUCK", "QUARANTINED", "UPLOADING"
 UNKNOWN = "UNKNOWN"
 LEFT = "LEFT"
-STARTS_WITHIN_S = 60.0  # processes start, and load what they need, beside the time of the first slot
 STEPS = (LearnerState.TRAINING, UPLOADING)
 LATELY_S = 10.0
 ENDED = {LearnerState.DRAINING, LearnerState.FENCED, LearnerState.DONE, LearnerState.FAILED, SyncerState.DONE}
@@ -160,7 +159,8 @@ def state_here(
         return LearnerState.STARTING if again else ""
     if unit.condition == "paused":
         return STUCK
-    if unit.restarts(None if heard is None else heard.age_s):
+    heard_s = None if heard is None else heard.age_s
+    if unit.restarts(heard_s) or unit.starts(heard_s):
         return LearnerState.RECOVERING
     if not unit.dead:
         return LearnerState.RECOVERING if said == LearnerState.FAILED else ""  # that was an earlier process

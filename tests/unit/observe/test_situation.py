@@ -62,7 +62,7 @@ def noted(state: RunState, *notes: Note) -> RunState:
 
 
 def here(kind: str = "learner", condition: str = "dead", supervised: bool = True, **more: Any) -> LocalUnit:
-    return LocalUnit(kind, 7, condition, supervised=supervised, **more)
+    return LocalUnit(kind, 7, condition, supervised=supervised, **{"running_s": 600.0, **more})
 
 
 def one_region(spoken: RunFacts) -> RunFacts:
@@ -96,6 +96,7 @@ LOGS_OF_IOWA, LOGS_OF_RHINE = (f"diloco logs {name} --run {URL}" for name in ("i
 END = "killed by SIGKILL after 2.0 s"
 SOON = Supervised("BACKOFF", 3, f"{END}; restart in 0.5 s", END)
 AGAIN = here(condition="running", said=Supervised("RUNNING", 4, "process 8", END), running_s=5.0)
+NEWBORN = here(condition="running", running_s=2.0)
 GIVEN_UP = here(said=Supervised("FAILED", 3, "ended with status 1"), supervised=False)
 DEAD = here(supervised=False)
 FULL = Local({"iowa": here(condition="running")}, full="no space is left in /b: 1 kB free, a merge needs 4 MB")
@@ -217,6 +218,9 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
      "its process 7 is paused by a signal (chaos)", f"diloco chaos revive rhine --run {URL}"),
     (facts(rhine=LOST_AGE_S), Local({"rhine": here(condition="running")}), State.DEGRADED,
      "not heard for 26 s, though its process 7 lives: it hangs", LOGS_OF_RHINE),
+    (facts(rhine=500.0), Local({"rhine": NEWBORN}), State.DEGRADED,
+     "rhine (its process 7 was started 2 s ago, and is not heard yet)", LOGS_OF_RHINE),
+    (on_this_machine(500.0), Local({"syncer": replace(NEWBORN, kind="syncer")}), State.MERGING, "", ""),
     (on_this_machine(9.0), Local({"syncer": here("syncer", supervised=False)}), State.STALLED,
      "no syncer serves: its process 7 has ended, and no supervisor lives here", RESUME),
     (on_this_machine(9.0), NOBODY, State.MERGING, "", ""),  # from afar it is only late
