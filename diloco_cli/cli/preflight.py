@@ -26,6 +26,7 @@ from diloco_cli.corpus.sources import find_sources
 from diloco_cli.errors import DilocoError, InfeasibleError, StoreError, UsageError, suggestion
 from diloco_cli.launch.plan_files import config_of, device_name
 from diloco_cli.plan.candidates import not_launched
+from diloco_cli.plan.flow import GB
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.remarks import some_of
 from diloco_cli.quantities import format_count, format_size
@@ -200,6 +201,7 @@ CHECKS: tuple[tuple[Callable[[Preflight], str | None], bool], ...] = (
     (lambda it: refuse_unfit(it.plan), True),
     (lambda it: refuse_without_a_model(it.plan) if it.starts else None, True),
     (lambda it: refuse_stores(it.plan.inventory, it.folder), True),
+    (lambda it: crowded_disk(it.plan), True),
     (_credentials, True),
     (_hooks, True),
     (lambda it: planned_epochs(it.plan.run, it.plan.model, it.folder), False),
@@ -309,3 +311,17 @@ def refuse_stores(inventory: Inventory, project: Path) -> None:
                 f"{place}{url}: {there} does not exist, perhaps because a disk or share is not mounted",
                 hint=f"mount it; or, if it is to be a folder of this machine: mkdir -p {there}",
             )
+
+
+def crowded_disk(plan: Plan) -> str | None:
+    """Of a store that is a folder, for a run that begins: one that fills its disk stands still until somebody comes."""
+    url = plan.inventory.store.url
+    place = Path(parse_url(url).place)
+    if not url.startswith("file:") or (place / plan.run.name).exists():
+        return None
+    disk = next(folder for folder in (place, *place.parents) if folder.exists())
+    free_bytes, kept_bytes = shutil.disk_usage(disk).free, int(plan.money.storage_gb_at_end * GB)
+    if free_bytes >= kept_bytes:
+        return None
+    room = f"the store's folder will hold up to {format_size(kept_bytes)}; {format_size(free_bytes)} are free in {disk}"
+    return f"warning: {room}: make room, or keep less (retention.rounds, now {plan.run.retention.rounds})"

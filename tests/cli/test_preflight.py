@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from diloco_cli.cli import jobs, preflight
-from diloco_cli.cli.preflight import Preflight, planned_epochs, refuse_stores
+from diloco_cli.cli.preflight import Preflight, crowded_disk, planned_epochs, refuse_stores
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import (
     DataSettings,
@@ -29,7 +30,9 @@ from diloco_cli.corpus.indexing import index_shards
 from diloco_cli.engines.port import JobSpec
 from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
 from diloco_cli.launch.plan_files import read_plan
+from diloco_cli.plan.flow import GB
 from diloco_cli.plan.memory import model_facts
+from diloco_cli.quantities import format_size
 from diloco_cli.signing import Secret
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import StoreGoneError
@@ -58,6 +61,26 @@ def test_a_bucket_on_a_disk_that_is_not_mounted_is_not_made(tmp_path: Path) -> N
         refuse_stores(region, project)
     disk.mkdir()
     refuse_stores(unmounted, project)
+
+
+def test_a_run_that_will_fill_the_disk_of_its_store_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied("quickstart", tmp_path / "q")
+    plan = read_plan(tmp_path / "q" / "run.yaml")
+    needed = int(plan.money.storage_gb_at_end * GB)
+    free = {"q": needed}
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[folder.name]))
+    assert crowded_disk(plan) is None
+    free["q"] = 10**6
+    said = str(crowded_disk(plan))
+    assert (
+        f"up to {format_size(needed)}; 1 MB are free in {tmp_path / 'q'}" in said and "retention.rounds, now 64" in said
+    )
+    (tmp_path / "q" / "bucket" / "quickstart").mkdir(parents=True)  # what it holds already is not known
+    assert crowded_disk(plan) is None
+    bucket = replace(plan, inventory=replace(plan.inventory, store=StoreSettings("gs://bucket/runs")))
+    assert crowded_disk(bucket) is None
 
 
 @pytest.mark.parametrize("vocabulary", [256, 1999, 2000])
