@@ -76,7 +76,7 @@ def watch(launch: subprocess.Popen[str], home: Path) -> SeenWords:
     """Until the launch ends."""
     seen = SeenWords()
     while launch.poll() is None:
-        with suppress(psutil.Error, FileNotFoundError):
+        with suppress(psutil.Error, FileNotFoundError, KeyError):  # of one that has just ended nothing is left
             for process in [psutil.Process(launch.pid), *psutil.Process(launch.pid).children(recursive=True)]:
                 seen.argv.update(process.cmdline())
                 if {"learner", "syncer"} & set(process.cmdline()):
