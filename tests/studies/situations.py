@@ -148,6 +148,7 @@ def seen(run: SteeredRun, situation: str, *expected: Expected) -> list[Row]:
     while left:
         for one in list(left):
             status, body = run.status(one.place)
+            load = max(load, load_per_core())
             after_s, within_s = time.monotonic() - began_s, one.within_s * load
             if problem_of(one, status, body) == "":
                 data = body["data"]
