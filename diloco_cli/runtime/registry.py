@@ -406,7 +406,7 @@ def run_of_name(name: str) -> KnownRun:
             hint="name it by its URL, or work in its folder",
         )
     if not found:
-        others = ", ".join(run.name for run in runs[:5]) or "none"
+        others = ", ".join(list(dict.fromkeys(run.name for run in runs))[:5]) or "none"
         message = f"run {name!r} is not known to this machine; known: {others}"
         hint = f"{LAUNCH_HINT}; a run of another machine is named by its URL"
         raise NotFoundError(message, where=str(_runs_directory()), hint=hint)

@@ -86,7 +86,7 @@ def test_a_name_of_several_runs_is_refused_and_they_are_listed(projects: Path, c
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (("learner", "--run", "nosuch", "--name", "a"), 4, "run 'nosuch' is not known to this machine; known: same"),
+        (("learner", "--run", "nosuch", "--name", "a"), 4, "run 'nosuch' is not known to this machine; known: same\n"),
         (("syncer", "nosuch"), 4, "run 'nosuch' is not known to this machine"),
         (("syncer", "same"), 2, "2 runs of this machine are called same"),
         (("learner", "--run", "memory://x", "--name", "a"), 2, "memory://x lives in one process"),
