@@ -55,6 +55,7 @@ URL = "gs://bkt/runs/nano"
 RUN = replace(NANO, home_region="us", islands=(replace(IOWA, infra="slurm/us"), replace(RHINE, infra="slurm/eu")))
 FOLDER = job_names("nano", URL) + "jobs"  # each run's own
 NAMES = ["iowa", "rhine", "syncer-0", "syncer-1"]
+SUBMITTED = ["syncer-0", "iowa", "rhine", "syncer-1"]  # in a queue that islands fill, no syncer would come after them
 ID = {"iowa": "71", "rhine": "72", "syncer-0": "73", "syncer-1": "74"}
 
 
@@ -144,12 +145,12 @@ def known_before(run: RunFormat = RUN, stands: bool = False) -> EngineWords:
 
 
 def test_each_unit_without_a_job_that_lives_is_submitted_once(played: PlayedSlurm, tmp_path: Path) -> None:
-    assert submit(tmp_path) == played.submitted() == NAMES
+    assert submit(tmp_path) == NAMES and played.submitted() == SUBMITTED
     logs = {unit: path.resolve() for unit, path in log_files(URL).items()}
     assert logs == {name: tmp_path / FOLDER / f"{name}.log" for name in NAMES}, "`diloco logs` finds them"
-    assert submit(tmp_path) == NAMES and played.submitted() == NAMES
+    assert submit(tmp_path) == NAMES and played.submitted() == SUBMITTED
     played.queue |= {"rhine": ["CANCELLED", "None"], "iowa": ["PENDING", "BeginTime"]}
-    assert submit(tmp_path) == NAMES and played.submitted() == [*NAMES, "rhine"]
+    assert submit(tmp_path) == NAMES and played.submitted() == [*SUBMITTED, "rhine"]
     assert [call[1] for call in played.calls if call[0] == "scontrol"] == ["update"], "the requeued one waits no more"
 
 
@@ -159,8 +160,8 @@ def test_where_one_is_refused_none_is_left_behind(played: PlayedSlurm, tmp_path:
     with pytest.raises(UsageError, match=r"^rhine \(slurm/eu\): sbatch: no such thing$") as error:
         submit(tmp_path)
     assert "it asks for 1 x (1 cores, 0 GPUs, ? GB); what nodes have: sinfo" in str(error.value.hint)
-    assert played.submitted() == (["iowa"] if option == "--parsable" else [])
-    assert played.cancelled() == ([("71",)] if option == "--parsable" else [])
+    assert played.submitted() == (["syncer-0", "iowa"] if option == "--parsable" else [])
+    assert played.cancelled() == ([("71", "73")] if option == "--parsable" else [])
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -173,9 +174,9 @@ def test_what_an_engine_has_taken_without_saying_so_is_taken_back_too_or_told(
         submit(tmp_path)
     said = capsys.readouterr().err
     if refused:
-        assert "jobs may be left (71): " in said and "diloco stop nano" in said
+        assert "jobs may be left (73, 71): " in said and "diloco stop nano" in said
     else:
-        assert played.cancelled() == [("71", "72")]
+        assert played.cancelled() == [("71", "72", "73")]
         assert "run nano exists, and has none of these jobs; once this is mended: diloco resume nano" in said
 
 
@@ -227,7 +228,7 @@ def test_edited_texts_are_submitted_and_sbatchs_own_words_leave_what_they_change
     path = tmp_path / "jobs" / "rhine.slurm"
     path.write_text(path.read_text().replace("--partition=eu", "--partition=a100"))
     submit_missing(opened(), units, tmp_path, jobs_before(opened(), RunState(), units), tmp_path / "jobs")
-    assert played.submitted() == NAMES and "--partition=a100" in played.texts["rhine"]
+    assert played.submitted() == SUBMITTED and "--partition=a100" in played.texts["rhine"]
     call = next(call for call in played.calls if call[-1] == "rhine")
     assert "--requeue" in call and not [word for word in call if word.startswith("--partition")]
 
@@ -350,7 +351,7 @@ def test_each_unit_is_a_job_of_its_own_engine_and_all_are_taken_back_together(
     other.fails = True
     with pytest.raises(UsageError, match="other: no such thing"):
         submit_missing(opened(BOTH), units_of(BOTH, URL), tmp_path, EngineWords([], {}))
-    assert played.submitted() == ["iowa", "syncer-0"] and played.cancelled() == [("71", "73")]
+    assert played.submitted() == ["syncer-0", "iowa"] and played.cancelled() == [("71", "73")]
     other.fails = False
     assert submit(tmp_path, BOTH) == NAMES and sorted(other.held) == ["rhine", "syncer-1"]
     assert other.held["rhine"].id == "diloco", "found by its name where jobs do not see this machine's files"
@@ -500,7 +501,7 @@ def test_a_region_that_the_user_names_is_this_machines_own_slurm(
     assert sites_of(URL) == {"slurm/us": None}, "no host and no context that the bucket could choose"
     units = units_of(BOTH, URL, "us")
     submit_missing(opened(BOTH), units, tmp_path, jobs_before(opened(BOTH), RunState(), units), by_region=True)
-    assert played.submitted() == ["iowa", "syncer-0", "syncer-1"]
+    assert played.submitted() == ["syncer-0", "iowa", "syncer-1"]
     submit(tmp_path, BOTH)
     assert "names other/x: ask where" in (said := capsys.readouterr().err) and "left alone: rhine; then:" in said
     remember_run(URL, ["gs://eu/nano"])
@@ -525,7 +526,7 @@ def test_what_another_cluster_was_given_is_left_alone_until_its_region_is_named(
         submit_missing(run, units, tmp_path, before_it, by_region=region is not None)
         return played.submitted()[before:]
 
-    assert resumed("a", {}) == NAMES
+    assert resumed("a", {}) == SUBMITTED
     queued = dict(played.queue)
     assert resumed("b", {}) == []
     said = capsys.readouterr().err
@@ -544,7 +545,7 @@ def test_what_another_cluster_was_given_is_left_alone_until_its_region_is_named(
     assert resumed("b", {}, "eu") == ["rhine"] and "rhine: " in capsys.readouterr().err
     del queued["rhine"]
     assert resumed("a", queued) == [] and "rhine: " in capsys.readouterr().err, "now it is the other one's"
-    assert resumed("a", {}) == ["iowa", "syncer-1"]
+    assert resumed("a", {}) == ["syncer-1", "iowa"]
 
 
 def test_who_may_not_write_where_a_job_waits_submits_it_all_the_same(
@@ -554,7 +555,7 @@ def test_who_may_not_write_where_a_job_waits_submits_it_all_the_same(
         raise StoreError("forbidden")
 
     monkeypatch.setattr(MemoryStore, "put", forbidden)
-    assert submit(tmp_path) == played.submitted() == NAMES
+    assert submit(tmp_path) == NAMES and played.submitted() == SUBMITTED
     assert "warning: a `resume` on another Slurm will not know of rhine: forbidden" in capsys.readouterr().err
 
 
@@ -580,7 +581,7 @@ def test_no_hint_and_no_slow_scontrol_holds_up_a_submission(
     before = jobs_before(run, RunState(), units)
     monkeypatch.setattr(MemoryStore, "get", said)
     submit_missing(run, units, tmp_path, before)
-    assert played.submitted() == NAMES
+    assert played.submitted() == SUBMITTED
     monkeypatch.setattr(slurm, "_there", late)
     submit_missing(run, units, tmp_path, before)
 
@@ -626,7 +627,7 @@ def test_while_a_stop_stands_what_is_left_of_the_jobs_ends_before_others_follow(
     monkeypatch.setattr(jobs, "end_jobs", lambda opened: end_jobs(opened, 0.0))
     played.queue = {"iowa": ["RUNNING", "None"], "rhine": ["COMPLETING", "None"], "syncer-0": ["PENDING", "None"]}
     submit(tmp_path, stands=True)
-    assert played.submitted() == NAMES and played.cancelled() == [("71", "73")]
+    assert played.submitted() == SUBMITTED and played.cancelled() == [("71", "73")]
     assert played.calls[0][0] == "scancel"
 
 
