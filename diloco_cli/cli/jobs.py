@@ -340,9 +340,9 @@ def _store_of(opened: OpenRun, unit: RunUnit) -> Store:
 def _submit(
     opened: OpenRun, units: Sequence[RunUnit], specs: Mapping[str, JobSpec], done: list[Job], tried: set[str]
 ) -> None:
-    """To all engines at once, to each of them one after the other: a syncer first, as islands that fill a queue before it
-    would train nothing together; the one that stands by last, as it has time. `done` gets those that were submitted,
-    `tried` the units that may have been: a job of any other unit was submitted by somebody else meanwhile."""
+    """To all engines at once, to each of them one after the other: a syncer first, as islands that fill a queue before
+    it would train nothing together; the one that stands by last. `done` gets those that were submitted, `tried` the
+    units that may have been: a job of any other unit was submitted by somebody else meanwhile."""
     keys = {unit.name: _key_of(opened.format, unit) for unit in units}
     first = [unit for unit in units if unit.island is None][:1]
     units = [*first, *(unit for unit in units if unit not in first)]

@@ -92,6 +92,12 @@ MEANINGS = {
     "JobLaunchFailure": "it could not be started, perhaps because its folder is gone, or its process was killed",
     "NonZeroExitCode": "its log says why",
 }
+REFUSALS = {  # sbatch's words, and what helps
+    "account|QOS|qos": "yours: sacctmgr show assoc user=$USER format=account,partition,qos; then SBATCH_ACCOUNT,"
+    " SBATCH_QOS, or `account` and `options` of a site; for a limit on jobs: squeue --me",
+    "partition": "infra: slurm/PARTITION, or `options: {partition: ...}` of a site; partitions: sinfo -s",
+    "contact slurm controller|timed out": "whether it is up: scontrol ping",
+}
 
 
 def options_of(spec: JobSpec) -> dict[str, str]:
@@ -178,7 +184,8 @@ def _job(number: str, unit: str, state: str, reason: str, node: str, engine: str
     known = STATES.get(state, JobState.STARTING)
     if known is JobState.QUEUED and HELD.search(reason):
         known = JobState.HELD
-    said = "" if reason in ("None", "(null)") else reason
+    has_waited = known is JobState.ENDED and state == "CANCELLED"  # the reason is still that of the queue
+    said = "" if reason in ("None", "(null)") or has_waited else reason
     word = said if known is JobState.QUEUED and said else " ".join(filter(None, (_odd(state), said)))
     meaning = next((text for name, text in MEANINGS.items() if said.startswith(name)), "")
     return Job(unit, engine, number, known, f"{word}: {meaning}" if meaning else word, "" if node == "(null)" else node)
@@ -187,6 +194,16 @@ def _job(number: str, unit: str, state: str, reason: str, node: str, engine: str
 def _odd(state: str) -> str:
     """Slurm's word where ours does not say as much."""
     return "" if state in ("PENDING", "RUNNING", "FAILED", "COMPLETED") else state
+
+
+def _refusal_hint(spec: JobSpec, said: str) -> str:
+    for words, hint in REFUSALS.items():
+        if re.search(words, said):
+            return hint
+    asks = f"{spec.nodes} x ({spec.cores} cores, {spec.gpus} GPUs, {spec.memory_gb or '?'} GB)"
+    is_memory = spec.memory_gb and re.search(f"memory|{NOT_NOW}", said, re.IGNORECASE)
+    whole = "; for all the memory that a node has: SBATCH_MEM_PER_NODE=0" if is_memory else ""
+    return f"it asks for {asks}; what nodes have: sinfo -o '%P %D %c %G %m'{whole}"
 
 
 @cache
@@ -288,10 +305,7 @@ class Slurm:
             return self._run(("sbatch", option, *given), SUBMITS_WITHIN_S, UsageError, spec.text or self.render(spec))
         except UsageError as error:
             error.where = error.where or f"{spec.unit} (slurm/{spec.place})"
-            asks = f"{spec.nodes} x ({spec.cores} cores, {spec.gpus} GPUs, {spec.memory_gb or '?'} GB)"
-            is_memory = spec.memory_gb and re.search(f"memory|{NOT_NOW}", str(error), re.IGNORECASE)
-            whole = "; for all the memory that a node has: SBATCH_MEM_PER_NODE=0" if is_memory else ""
-            error.hint = error.hint or f"it asks for {asks}; what nodes have: sinfo -o '%P %D %c %G %m'{whole}"
+            error.hint = error.hint or _refusal_hint(spec, error.message)
             raise
 
     def jobs(self, run: str, run_name: str, within_s: float = ANSWERS_WITHIN_S) -> list[Job]:

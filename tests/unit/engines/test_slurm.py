@@ -144,6 +144,26 @@ def test_what_waits_for_a_partition_that_is_out_is_taken(
     slurm.counts_memory.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("Invalid account or account/partition combination specified", "yours: sacctmgr show assoc"),
+        ("QOSMaxSubmitJobPerUserLimit; Job violates accounting/QOS policy (job submit limit)", "yours: sacctmgr show"),
+        ("invalid partition specified: us", "infra: slurm/PARTITION, or `options"),
+        ("Unable to contact slurm controller (connect failure)", "whether it is up: scontrol ping"),
+        ("Memory specification can not be satisfied", "it asks for 2 x (8 cores, 8 GPUs, 96 GB); what nodes have"),
+    ],
+)
+def test_the_hint_of_a_refusal_is_about_what_was_refused(monkeypatch: pytest.MonkeyPatch, said: str, hint: str) -> None:
+    def played(words: tuple[str, ...], given: str = "", *, refusal: type[Exception], **_: object) -> str:
+        raise refusal(f"sbatch: error: {said}")
+
+    monkeypatch.setattr(slurm, "run_tool", played)
+    with pytest.raises(UsageError) as error:
+        Slurm().check(replace(IOWA, text="#!/bin/bash\n"))
+    assert error.value.hint.startswith(hint)
+
+
 def line(state: str, reason: str = "None", number: str = "7", name: str = "iowa", node: str = "n1") -> str:
     return f"{number}|{job_names('nano', RUN)}{name}|{state}|{reason}|{node}|{ME}|diloco {RUN}"
 
@@ -179,6 +199,7 @@ def line(state: str, reason: str = "None", number: str = "7", name: str = "iowa"
         ("COMPLETING", "None", "LEAVING", "COMPLETING"),
         ("COMPLETED", "None", "ENDED", ""),
         ("CANCELLED", "None", "ENDED", "CANCELLED"),
+        ("CANCELLED", "Priority", "ENDED", "CANCELLED"),
         ("FAILED", "NonZeroExitCode", "FAILED", "NonZeroExitCode: its log says why"),
         ("TIMEOUT", "TimeLimit", "FAILED", "TIMEOUT TimeLimit"),
         ("A_WORD_OF_LATER", "None", "STARTING", "A_WORD_OF_LATER"),
