@@ -715,7 +715,7 @@ def doubts(look: Look) -> str:
 
 def _idle(facts: RunFacts) -> Iterator[str]:
     """Why little was merged, of islands that trained as fast as planned while they did."""
-    wall_s = wall_seconds(facts)
+    wall_s, undone = wall_seconds(facts), ", or that was rolled back" if facts.state.rollbacks else ""
     for island in facts.run.islands:
         heard, known = facts.learners.get(island.name), facts.state.learner(island.name)
         mean = 0.0 if heard is None else heard.heartbeat.mean_tokens_per_s
@@ -724,7 +724,8 @@ def _idle(facts: RunFacts) -> Iterator[str]:
         if not known.merges:
             yield f"{island.name} has merged nothing"
         elif 0 < worked <= 1 / FAR:
-            yield f"{island.name} merged the work of {100 * worked:.0f}% of the time: it came late or stood still"
+            late = f"it came late or stood still{undone}"
+            yield f"{island.name} merged the work of {100 * worked:.0f}% of the time: {late}"
 
 
 def global_step(run: RunFormat, slot: int) -> int:
