@@ -45,7 +45,7 @@ from diloco_cli.protocol.log.state import LearnerState, RunPhase, SyncerState
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine, shortest_slot
 from diloco_cli.protocol.rules.divergence import concern
 from diloco_cli.quantities import format_count, format_duration
-from diloco_cli.runtime.units import is_submitted, own_start
+from diloco_cli.runtime.units import UnitState, is_submitted, own_start
 
 STALLS_AFTER = 1.8  # times the expected time between two merges
 WRITTEN_S, SILENT_S = 8.0, 25.0
@@ -199,7 +199,8 @@ class Look:
         heard, here = self.facts.learners.get(name), self.local.units.get(name)
         if state == QUARANTINED:
             return f"its offers are refused since commit {self.facts.state.learner(name).quarantined}"
-        is_told = here is not None and state in (*MISSING, LearnerState.RECOVERING)
+        left = state == LEFT and here is not None and here.said.state == UnitState.DONE  # it has said itself why
+        is_told = here is not None and state in (*MISSING, LearnerState.RECOVERING) and not left
         account = here.account(None if heard is None else heard.age_s) if here is not None and is_told else ""
         if account:
             return account

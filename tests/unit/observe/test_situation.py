@@ -124,6 +124,9 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
      "merges go on without 1 of 2 planned islands: rhine (it has left)", f"{RESUME} --region eu"),
     (learner_says(facts(), "rhine", LearnerState.DONE, note="stopped by Ctrl-C"), NOBODY, State.DEGRADED,
      "rhine (it has left: stopped by Ctrl-C)", f"{RESUME} --region eu"),
+    (learner_says(facts(), "rhine", LearnerState.DONE, note="told to leave by SIGTERM"),
+     Local({"rhine": here(said=Supervised("DONE", 1, "ended with status 143 after 40.2 s"), supervised=False)}),
+     State.DEGRADED, "rhine (it has left: told to leave by SIGTERM)", ""),
     (ANEW, NOBODY, State.MERGING, "2 of 2", NONE),  # a merge of what was offered before the stop
     (with_lost_guest(both_say(facts(), LearnerState.DONE)), NOBODY, State.STALLED, "no learner is left: iowa", ""),
     (with_lost_guest(replace(YOUNG, learners={})), NOBODY, State.STARTING, "waits for: iowa, rhine", ""),
