@@ -328,7 +328,8 @@ def _detached(opened: OpenRun, as_json: bool, command: str) -> int:
         )
     else:
         print(f"run {opened.name} goes on in the background (supervisor pid {identity.pid})")
-        talk(f"hint: diloco status {opened.word} --watch; diloco stop {opened.word}")
+        ends = f"diloco stop {opened.word}; or, to end only what runs here: kill {identity.pid}"
+        talk(f"hint: diloco status {opened.word} --watch; {ends}")
     return 0
 
 

@@ -211,3 +211,13 @@ def test_a_second_resume_waits_for_nothing_while_the_first_one_goes_on(
     assert Operator(log.run, log.store, clock, lambda text: None).withdraw_stop(log.state)
     calling.refuse_unless_free(URL)
     assert waited[1:] == [0.0] and not capsys.readouterr().err
+
+
+def test_a_detached_run_says_how_to_leave_it_here_and_how_to_stop_it_everywhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calling, "start_successor", lambda url: Identity(4711, "now"))
+    opened: Any = SimpleNamespace(url=URL, name="toy", word="toy")
+    assert calling._detached(opened, False, "launch") == 0
+    hint = capsys.readouterr().err
+    assert "diloco stop toy; or, to end only what runs here: kill 4711" in hint
