@@ -277,7 +277,7 @@ def submit_missing(
         raise
     hasten(opened.url, (job for job in known.values() if job.lives))
     if done:
-        talk(f"submitted {len(done)} jobs; what they print: diloco logs")
+        talk(f"submitted {len(done)} job{'s' * (len(done) > 1)}; what they print: diloco logs")
         known |= {job.unit: job for job in [*done, *_ask(opened, missing).jobs]}
     return [known[unit.name] for unit in planned if unit.name in known]
 

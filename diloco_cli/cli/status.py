@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -26,8 +26,9 @@ from diloco_cli.observe.situation import OVER, SILENCE, TROUBLE, State
 from diloco_cli.observe.situation import starts as has_not_merged
 from diloco_cli.observe.status import Status, status_of
 from diloco_cli.paths import write_whole
+from diloco_cli.protocol.actors.requests import stop_stands
 from diloco_cli.protocol.log.metrics import Metrics
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.store.port import StoreGoneError
 from diloco_cli.store.retry import is_retryable
 from diloco_cli.store.wrappers import Deadline
@@ -66,7 +67,19 @@ def read_status(
 
 def told_with_jobs(opened: OpenRun, facts: RunFacts, ask: Callable[[], list[Job]] | None) -> Status:
     current = status_of(facts, opened.local())
+    if _is_resumed(opened, facts):  # no process has said so yet: its jobs may wait for hours
+        current = replace(current, state=State.STARTING, reason="resumed, and no syncer serves it yet", since_s=None)
     return current if ask is None or current.state in OVER else with_jobs(current, facts, ask())
+
+
+def _is_resumed(opened: OpenRun, facts: RunFacts) -> bool:
+    """Of a stopped run: whether it goes on as soon as a syncer serves it. Requests lie in the home bucket alone, and
+    not everybody may read them."""
+    if facts.state.phase != RunPhase.STOPPED or opened.url != opened.format.home_of(opened.url):
+        return False
+    with suppress(StoreError):
+        return not opened.perform(stop_stands(opened.format, facts.state))
+    return False
 
 
 def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
@@ -78,7 +91,10 @@ def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
     heard = {learner.name for learner in current.learners if learner.state not in SILENCE}
     jobs = [job for job in jobs if job.state is not JobState.GONE or job.id or job.unit not in heard]
     waits = [f"{job.unit} ({job.why or job.state})" for job in jobs if job.state in WAITS]
-    if waits and has_not_merged(facts) and current.state in (State.SILENT, State.STALLED):
+    is_resumed = current.state is State.STARTING and facts.state.phase == RunPhase.STOPPED
+    if is_resumed and any(job.lives for job in jobs):
+        current = replace(current, hint="")
+    if waits and has_not_merged(facts) and (is_resumed or current.state in (State.SILENT, State.STALLED)):
         current = replace(current, state=State.STARTING, reason=f"jobs wait: {', '.join(waits)}", hint="")
     learners = {learner.name for learner in current.learners}
     unheard = {learner.name for learner in current.learners if learner.heard_s is None}

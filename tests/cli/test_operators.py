@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from msgspec import structs
 
 from diloco_cli.cli import operators
 from diloco_cli.cli.arguments import open_run
+from diloco_cli.cli.status import read_status
+from diloco_cli.engines.port import Job, JobState
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.log.commit_log import append, read_log
@@ -183,6 +186,28 @@ def quarantine(store: LocalStore, name: str) -> None:
     ):
         state, mine = perform(append(RUN, state, structs.replace(draft, time=TIME)), store, CLOCK)
         assert mine
+
+
+def test_a_run_that_is_resumed_is_no_longer_called_stopped_while_its_jobs_wait(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, url = bucket
+    end(store, Stop)
+    opened, found = open_run(url), [Job("l0", "slurm", "7", JobState.QUEUED, "Priority")]
+
+    def told() -> tuple[str, str, str]:
+        current, _ = read_status(opened, ask=lambda: found)
+        return current.state, current.reason, current.hint
+
+    assert told()[::2] == ("STOPPED", f"diloco resume {url}")
+    operator = Operator(RUN, store, CLOCK, lambda text: None)
+    assert operator.withdraw_stop(head(store))
+    assert told() == ("STARTING", "jobs wait: l0 (Priority)", "")
+    found[0] = replace(found[0], state=JobState.RUNNING)
+    assert told() == ("STARTING", "resumed, and no syncer serves it yet", "")
+    found.clear()
+    assert told()[::2] == ("STARTING", f"diloco resume {url}"), "who resumed it may be gone"
+    assert operator.keep_stopped(head(store)) and told()[0] == "STOPPED"
 
 
 def test_readmit_lets_a_learner_in_again_and_status_shows_both(diloco: Diloco, bucket: Bucket) -> None:
