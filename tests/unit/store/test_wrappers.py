@@ -89,10 +89,11 @@ def test_threads_share_a_links_bandwidth_and_a_small_record_overtakes_a_payload(
     from time import monotonic
 
     store = EmulatedLink(MemoryStore(), 80e6, None, 0.0)
-    started, ended = monotonic(), {}
+    started, ended, all_begin = monotonic(), {}, threading.Barrier(3)
 
     def upload(key: str, num_bytes: int) -> Callable[[], None]:
         def run() -> None:
+            all_begin.wait()
             store.create(key, b"x" * num_bytes)
             ended[key] = monotonic() - started
 
