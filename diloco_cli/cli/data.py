@@ -184,7 +184,7 @@ def _tell_index(command: str, store: Store, index: Index, as_json: bool, **more:
         print_json(command, found)
         return
     size = format_size(index.num_tokens * index.item_bytes)
-    print(f"{store.url}: {index.num_tokens:,} tokens in {len(index.shards)} shards, {size} of {index.dtype}")
+    print(f"{store.url}: {index.num_tokens:,} tokens, {size} of {index.dtype}; shards: {len(index.shards)}")
     print(f"  vocabulary  {index.vocabulary}")
     print(f"  tokenizer   {index.tokenizer or 'bytes, or not known'}")
     print(f"  digest      {index.digest}")

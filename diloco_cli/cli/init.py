@@ -104,8 +104,10 @@ def _named_after(directory: Path, run: str) -> str:
     """The run file with the folder's name: two folders' runs shall not be mistaken for one another."""
     from diloco_cli.probe.entry import island_name
 
-    name = island_name(directory.resolve().name)
-    return re.sub(rf"^name: {TEMPLATE_NAME} *", lambda found: f"name: {name}".ljust(len(found[0])), run, flags=re.M)
+    line = f"name: {island_name(directory.resolve().name)}"
+    commented = rf"^name: {TEMPLATE_NAME} +(?=#)"
+    run = re.sub(commented, lambda found: f"{line} ".ljust(len(found[0])), run, flags=re.M)
+    return re.sub(rf"^name: {TEMPLATE_NAME}$", line, run, flags=re.M)
 
 
 def _of_templates(place: FirstPlace) -> list[str]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from diloco_cli.cli.init import FirstPlace, init
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.probe import measure
 from tests.cli.conftest import Diloco, called
@@ -57,6 +60,15 @@ def test_a_first_run_on_slurm_has_the_partitions_where_it_can_start(
     assert called(monkeypatch, "init", str(tmp_path / "new"), "--for", "slurm") == 0
     found = load_inventory(tmp_path / "new" / "inventory.yaml")
     assert ", ".join(f"{island.infra} {island.accelerators.name}" for island in found.islands) == islands
+
+
+@pytest.mark.parametrize("place", list(FirstPlace))
+@pytest.mark.parametrize("name", ["mine", "a-folder-whose-name-is-longer-than-the-column-of-the-comments"])
+def test_a_run_is_named_after_its_folder(tmp_path: Path, place: FirstPlace, name: str) -> None:
+    init(tmp_path / name, place, yes=False)
+    written = (tmp_path / name / "run.yaml").read_text()
+    assert yaml.safe_load(written)["name"] == name
+    assert not re.search(" $", written, re.MULTILINE)
 
 
 @pytest.mark.long
