@@ -262,7 +262,8 @@ def submit_missing(
     missing = _without_those_of_others(opened, missing, by_region)
     own = [] if opened.url.startswith("file:") else sorted(filter(SHELLS_OWN.fullmatch, environment_with()))
     if missing and own:
-        talk(f"warning: jobs do not get {', '.join(own)} of this shell: what they need has to stand in files")
+        where = "in files there, as ~/.aws/config, or, if it is no secret, in `setup` of a site"
+        talk(f"warning: jobs do not get {', '.join(own)} of this shell: what they need has to stand {where}")
     specs = specs_of(opened, missing, folder or _submitted_from(opened, planned) or Path(this_folder()))
     if files is not None:
         specs = {name: edited(files, spec, run.plan) for name, spec in specs.items()}

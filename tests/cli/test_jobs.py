@@ -244,9 +244,9 @@ def test_what_jobs_do_not_get_of_a_shell_is_said(
         monkeypatch.setenv(name, "x")
     played.queue["iowa"] = ["FAILED", "None"]
     submit(tmp_path)
-    assert (
-        "do not get AWS_ENDPOINT_URL, DILOCO_ALLOW_HTTP, HF_TOKEN, https_proxy of this shell" in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "do not get AWS_ENDPOINT_URL, DILOCO_ALLOW_HTTP, HF_TOKEN, https_proxy of this shell" in said
+    assert "in `setup` of a site" in said and "submitted 1 job;" in said
 
 
 def test_a_command_runs_beside_a_unit_in_its_job_and_says_why_it_could_not(

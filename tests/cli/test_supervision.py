@@ -158,7 +158,7 @@ def test_a_resume_whose_engine_is_away_changes_nothing(monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match="no command squeue") as refused:
         calling.go_on(opened, None, True, False, "resume", NamedHere((), None))
-    assert "where the cluster's commands are" in (refused.value.hint or "")
+    assert "where the cluster's commands are" in (hint := refused.value.hint or "") and "`via` of a site" in hint
     assert not log.store.list("request/")
 
 
