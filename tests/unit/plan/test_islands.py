@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators, find_device
 from diloco_cli.config.inventory_file import load_inventory
@@ -239,9 +239,9 @@ def test_the_example_of_64_machines_in_five_regions_is_formed_as_its_readme_says
 
 
 def test_ten_thousand_machines_are_formed_at_once():
-    """0.3 to 0.5 s on one core; the bound leaves room for a busy machine."""
+    """0.3 to 0.5 s of one core."""
     listed = [machines(f"n{number}", fabric=f"pod{number // 100}" if number % 2 else None) for number in range(10_000)]
-    started_s = monotonic_s()
+    started_s = process_time()
     made = formed(*listed)
-    assert monotonic_s() - started_s < 5.0
+    assert process_time() - started_s < 5.0
     assert sum(island.nodes for island in made.inventory.islands) == 10_000
