@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 SHORTEST_SECRET = 8
@@ -41,6 +41,13 @@ def set_environment_default(name: str, value: str) -> None:
 def set_environment(name: str, value: str) -> None:
     """For this process and those that it starts."""
     os.environ[name] = value
+
+
+def drop_if_empty(names: Iterable[str]) -> None:
+    """Of variables that a library would take for set."""
+    for name in names:
+        if os.environ.get(name) == "":
+            del os.environ[name]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ time       "2026-01-01T00:00:00.000Z"         -> seconds since the epoch
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -20,6 +20,7 @@ from diloco_cli.errors import UsageError
 
 NUMBER_THEN_UNIT = re.compile(r"(\d{1,18}(?:\.\d{1,18})?(?:[eE][+-]?\d{1,2})?)\s*(.*)", re.DOTALL)
 MAX_COUNT = 10**18
+MAX_NAMES = 6  # in one line
 
 BANDWIDTH_BPS = {
     "bps": 1, "kbps": 10**3, "Kbps": 10**3, "Mbps": 10**6, "Gbps": 10**9, "Tbps": 10**12,
@@ -151,6 +152,13 @@ def _three_digits(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.3g}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """`a, b, c and 29 more`."""
+    if len(names) <= MAX_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 def time_text(seconds: float) -> str:

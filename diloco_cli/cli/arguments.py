@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -295,18 +295,29 @@ def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:
 
 def _run_of_file(path: Path) -> KnownRun:
     """In the bucket that the file's inventory names; without an inventory, the run of this name that was launched from
-    this folder or the file's. Raises NotFoundError if it was never launched."""
+    this folder or the file's. Raises NotFoundError if it was never launched, UsageError where a file is in mid-edit."""
+    from diloco_cli.runtime.registry import known_runs, this_folder
+
+    launched = [known for known in known_runs() if known.folder in {this_folder(), str(path.absolute().parent)}]
+    try:
+        return _named_in(path, launched)
+    except UsageError as error:
+        if launched:
+            error.hint = f"{error.hint or 'correct the file'}; or name the run: diloco status {launched[0].url}"
+        raise
+
+
+def _named_in(path: Path, launched: Sequence[KnownRun]) -> KnownRun:
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
-    from diloco_cli.runtime.registry import known_at, known_runs, read_run, this_folder
+    from diloco_cli.runtime.registry import known_at, read_run
 
     run = load_run(path)
     inventory_path = inventory_path_of(run, path)
     if inventory_path is None:
-        folders = {this_folder(), str(path.absolute().parent)}
-        launched = [known for known in known_runs() if known.name == run.name and known.folder in folders]
-        if launched:
-            return launched[0]
+        for known in launched:
+            if known.name == run.name:
+                return known
         message = f"the run file names no inventory, and no run {run.name!r} was launched from its folder"
         raise NotFoundError(message, where=str(path), hint="name the run by its URL; or list all: diloco runs")
     url = join_url(load_inventory(inventory_path).store.url, run.name)

@@ -14,11 +14,10 @@ from diloco_cli.config.settings import Inventory
 from diloco_cli.errors import UsageError
 from diloco_cli.plan.flow import DAY_S, FREE_STEPS, PER_DOUBLING
 from diloco_cli.plan.plan import Goal, Plan
-from diloco_cli.plan.remarks import some_of
 from diloco_cli.plan.renting import COUNTS, EGRESS_PER_GB, SPOT_MTBF_S, SPOT_RESTART_S, Rented, Renting
 from diloco_cli.plan.search import SEARCHED
 from diloco_cli.plots import Axis, Panel, panels_chart
-from diloco_cli.quantities import format_count, format_duration
+from diloco_cli.quantities import format_count, format_duration, some_of
 
 if TYPE_CHECKING:
     from diloco_cli.forecast.outlook import Rival

@@ -26,9 +26,9 @@ from diloco_cli.plan.memory import host_bytes
 from diloco_cli.plan.plan import Plan, PlannedIsland, Setting
 from diloco_cli.plan.planner import rounds_of
 from diloco_cli.plan.quality import expected_loss, unlike
-from diloco_cli.plan.remarks import SYNCHRONOUS, TAKES, WORTH_MORE, is_too_short, some_of, without_egress_price
+from diloco_cli.plan.remarks import SYNCHRONOUS, TAKES, WORTH_MORE, is_too_short, without_egress_price
 from diloco_cli.plots import bar_chart
-from diloco_cli.quantities import format_bandwidth, format_count, format_duration, format_size
+from diloco_cli.quantities import format_bandwidth, format_count, format_duration, format_size, some_of
 
 UNLIMITED = 10**6
 COLUMNS, WIDEST = 80, 100  # of the text of -v; of one screen

@@ -28,8 +28,7 @@ from diloco_cli.launch.plan_files import config_of, device_name
 from diloco_cli.plan.candidates import not_launched
 from diloco_cli.plan.flow import GB
 from diloco_cli.plan.plan import Plan
-from diloco_cli.plan.remarks import some_of
-from diloco_cli.quantities import format_count, format_size
+from diloco_cli.quantities import format_count, format_size, some_of
 from diloco_cli.runtime.consent import search_last
 from diloco_cli.runtime.units import is_submitted
 from diloco_cli.store.open import check_credentials

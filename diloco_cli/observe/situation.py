@@ -44,7 +44,7 @@ from diloco_cli.protocol.log.records import Island
 from diloco_cli.protocol.log.state import LearnerState, RunPhase, SyncerState
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine, shortest_slot
 from diloco_cli.protocol.rules.divergence import concern
-from diloco_cli.quantities import format_count, format_duration
+from diloco_cli.quantities import format_count, format_duration, some_of
 from diloco_cli.runtime.units import UnitState, is_submitted, own_start
 
 STALLS_AFTER = 1.8  # times the expected time between two merges
@@ -466,7 +466,7 @@ def _awaited(look: Look) -> str:
     planned = [island.name for island in look.facts.run.islands]
     waits = [name for name in planned if look.learners[name] == LearnerState.STARTING]
     waits += ["syncer"] if look.syncer is None else []
-    return f"waits for: {', '.join(waits)}" if waits else _clauses("the first merge is to come", look.stated)
+    return f"waits for: {some_of(waits)}" if waits else _clauses("the first merge is to come", look.stated)
 
 
 def _failing_learners(look: Look) -> str:

@@ -67,13 +67,12 @@ from diloco_cli.plan.remarks import (
     round_warnings,
     schedule_warnings,
     snapshot_warnings,
-    some_of,
     syncer_warnings,
     tight,
 )
 from diloco_cli.plan.search import MAX_WORK, SEARCHED, Search, loss_of, score, search, space_of, with_sync
 from diloco_cli.protocol.rules.capacity import most_learners
-from diloco_cli.quantities import format_count, format_duration
+from diloco_cli.quantities import format_count, format_duration, some_of
 
 AGAIN_WORK = 2_000  # evaluations of one island when a plan is made again with one thing changed
 

@@ -55,9 +55,7 @@ from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Plan, 
 from diloco_cli.plan.search import FREE_HEADROOM, HEADROOM, LANES, LEAST_ROUNDS, loss_of, score
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
 from diloco_cli.protocol.rules.quorum import covering_slots
-from diloco_cli.quantities import format_bandwidth, format_count, format_duration
-
-MAX_NAMES = 6
+from diloco_cli.quantities import MAX_NAMES, format_bandwidth, format_count, format_duration, some_of
 
 
 def assumptions(
@@ -182,12 +180,6 @@ def _of_the_model(run: RunSettings, model: ModelFacts) -> list[str]:
 def _about(*guesses: tuple[str, Sequence[IslandSettings]]) -> list[str]:
     """One line for each that is about any island."""
     return [f"{some_of([island.name for island in islands])}: {text}" for text, islands in guesses if islands]
-
-
-def some_of(names: Sequence[str]) -> str:
-    if len(names) <= MAX_NAMES:
-        return ", ".join(names)
-    return f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 YEAR_D = 365.0

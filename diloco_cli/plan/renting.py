@@ -26,7 +26,7 @@ from diloco_cli.plan.flow import DAY_S
 from diloco_cli.plan.islands import form_islands, groups, island_of
 from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.planner import make_plan, outline
-from diloco_cli.plan.remarks import some_of
+from diloco_cli.quantities import some_of
 
 NAME = "rented"  # of the machines, and so of their islands
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of machines of one row

@@ -35,7 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.environment import environment_value
+from diloco_cli.environment import drop_if_empty, environment_value
 from diloco_cli.errors import DilocoError
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import (
@@ -250,6 +250,7 @@ def azure_store(container: str, prefix: str = "") -> ObstoreStore:
 
 def s3_access(bucket: str) -> Access:
     """By the variables and files that the AWS tools read."""
+    drop_if_empty(S3_ENDPOINTS)  # obstore reads them, too, and fails at once where one is empty
     profile = aws_profile()
     config: dict[str, Any] = {"disable_bulk_delete": True}  # a request that few other services know
     name, address = _first_set(S3_ENDPOINTS) or ("endpoint_url", profile.get("endpoint_url", ""))
@@ -396,7 +397,7 @@ def sorted_error(error: Exception, where: str, scheme: str) -> Exception:
     if status in RETRYABLE_STATUS or code in _PASSING:
         return StoreUnavailableError(f"the store does not answer: {text}", where=where)
     if code in _OTHER_REGION or "redirect without LOCATION" in full:
-        hint = "name the bucket's region: AWS_DEFAULT_REGION"
+        hint = "name the bucket's region: export AWS_DEFAULT_REGION=..."
         return StoreBrokenError(f"the bucket is in another region: {text}", where=where, hint=hint)
     if _FOREIGN.search(full):
         return foreign_answer(where)

@@ -216,6 +216,19 @@ def test_a_name_never_leads_out_of_the_folder_that_has_it(projects: Path, call: 
         assert done.returncode in (2, 4) and "elsewhere" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("file", ["run.yaml", "inventory.yaml"])
+def test_a_file_in_mid_edit_keeps_nobody_from_the_run(projects: Path, call: Call, file: str) -> None:
+    path, url = projects / "a" / file, url_of(projects, "a")
+    before = path.read_text()
+    path.write_text(before + "islands: [{name: \n")
+    try:
+        refused = call("a", "status")
+        assert refused.returncode == 2 and f"; or name the run: diloco status {url}\n" in refused.stderr
+        assert call("a", "status", url).returncode == 0
+    finally:
+        path.write_text(before)
+
+
 def remember_run_of(projects: Path, url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DILOCO_HOME", str(projects / "home"))

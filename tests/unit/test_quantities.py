@@ -82,3 +82,8 @@ def test_quantities_are_printed_with_three_digits(text, expected):
 @pytest.mark.parametrize("bps", [1.0, 30e6, 142e6, 2e9, 1e12])
 def test_printed_bandwidths_are_read_back(bps):
     assert quantities.parse_bandwidth(quantities.format_bandwidth(bps)) == bps
+
+
+def test_of_many_names_some_are_told() -> None:
+    assert quantities.some_of(["a", "b"]) == "a, b"
+    assert quantities.some_of(list("abcdefgh")) == "a, b, c and 5 more"
