@@ -20,8 +20,11 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("tests", deadline=None)  # on a busy machine an input may take any time
-settings.load_profile("tests")
+# On a busy machine an input may take any time. The same inputs each time: a change is judged by what it changes; others
+# by --hypothesis-profile random.
+settings.register_profile("random", deadline=None)
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.load_profile("same")
 
 LONG_TIMEOUT_S = 6 * 3600
 BEYOND_CORES = 1  # a whole run waits for much of its time: with one more process the cores are busy meanwhile
