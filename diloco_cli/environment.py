@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 SHORTEST_SECRET = 8
@@ -43,11 +43,11 @@ def set_environment(name: str, value: str) -> None:
     os.environ[name] = value
 
 
-def drop_if_empty(names: Iterable[str]) -> None:
+def drop_empty(prefix: str) -> None:
     """Of variables that a library would take for set."""
-    for name in names:
-        if os.environ.get(name) == "":
-            del os.environ[name]
+    with _BRIEF:
+        for name in [name for name, value in os.environ.items() if name.startswith(prefix) and not value]:
+            os.environ.pop(name, None)
 
 
 @contextmanager

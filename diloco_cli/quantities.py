@@ -1,4 +1,4 @@
-"""Quantities as people write them: strict to read, short to print. Units are never guessed.
+"""Quantities as people write them: strict to read, short to print, as are lists of names. Units are never guessed.
 
 bandwidth  "2 Gbps", "30 Mbit/s", "12 MB/s"   -> bits per second
 duration   "5 ms", "4 min", "6 h"             -> seconds

@@ -20,8 +20,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# On a busy machine an input may take any time. The same inputs each time: a change is judged by what it changes; others
-# by --hypothesis-profile random.
+# On a busy machine an input may take any time. The same inputs each time: a change is judged by what it changes. The
+# long counts have others, and so has --hypothesis-profile random.
 settings.register_profile("random", deadline=None)
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.load_profile("same")
@@ -29,6 +29,11 @@ settings.load_profile("same")
 LONG_TIMEOUT_S = 6 * 3600
 BEYOND_CORES = 1  # a whole run waits for much of its time: with one more process the cores are busy meanwhile
 WHOLE_RUNS = ("tests/end_to_end/", "tests/studies/")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == "long" and not config.getoption("--hypothesis-profile"):
+        settings.load_profile("random")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,8 +7,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -163,8 +163,11 @@ def find_run(text: str | None, acts: bool = False, say: Callable[[str], None] | 
     if os.sep in text:
         hint = "list the runs of this machine: diloco runs"
         raise NotFoundError("no run is there: it holds no FORMAT.json", where=str(Path(text).absolute()), hint=hint)
-    if RUN_FILE.is_file() and load_run(RUN_FILE).name == text:
-        return _run_of_file(RUN_FILE)  # or its error: never another folder's run of this name
+    if RUN_FILE.is_file():
+        with _in_mid_edit(RUN_FILE):
+            is_its_run = load_run(RUN_FILE).name == text
+        if is_its_run:
+            return _run_of_file(RUN_FILE)  # or its error: never another folder's run of this name
     return run_of_name(text)
 
 
@@ -293,34 +296,39 @@ def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:
     return opened.perform(read_log(opened.format, known))
 
 
-def _run_of_file(path: Path) -> KnownRun:
-    """In the bucket that the file's inventory names; without an inventory, the run of this name that was launched from
-    this folder or the file's. Raises NotFoundError if it was never launched, UsageError where a file is in mid-edit."""
-    from diloco_cli.runtime.registry import known_runs, this_folder
+@contextmanager
+def _in_mid_edit(path: Path) -> Iterator[None]:
+    """A run file or inventory that cannot be read keeps nobody from its run: the hint says how to name it."""
+    from diloco_cli.runtime.registry import known_runs
 
-    launched = [known for known in known_runs() if known.folder in {this_folder(), str(path.absolute().parent)}]
     try:
-        return _named_in(path, launched)
+        yield
     except UsageError as error:
-        if launched:
-            error.hint = f"{error.hint or 'correct the file'}; or name the run: diloco status {launched[0].url}"
+        launched = [known.url for known in known_runs() if known.folder == str(path.parent.resolve())]
+        its_url = launched[0] if len(launched) == 1 else "which one it is, `diloco runs` shows"
+        error.hint = f"{error.hint or 'correct the file'}; or name the run by its URL: {its_url}"
         raise
 
 
-def _named_in(path: Path, launched: Sequence[KnownRun]) -> KnownRun:
+def _run_of_file(path: Path) -> KnownRun:
+    """In the bucket that the file's inventory names; without an inventory, the run of this name that was launched from
+    this folder or the file's. Raises NotFoundError if it was never launched, UsageError where a file is in mid-edit."""
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
-    from diloco_cli.runtime.registry import known_at, read_run
+    from diloco_cli.runtime.registry import known_at, known_runs, read_run, this_folder
 
-    run = load_run(path)
-    inventory_path = inventory_path_of(run, path)
-    if inventory_path is None:
-        for known in launched:
-            if known.name == run.name:
-                return known
+    with _in_mid_edit(path):
+        run = load_run(path)
+        inventory_path = inventory_path_of(run, path)
+        inventory = None if inventory_path is None else load_inventory(inventory_path)
+    if inventory is None:
+        folders = {this_folder(), str(path.parent.resolve())}
+        launched = [known for known in known_runs() if known.name == run.name and known.folder in folders]
+        if launched:
+            return launched[0]
         message = f"the run file names no inventory, and no run {run.name!r} was launched from its folder"
         raise NotFoundError(message, where=str(path), hint="name the run by its URL; or list all: diloco runs")
-    url = join_url(load_inventory(inventory_path).store.url, run.name)
+    url = join_url(inventory.store.url, run.name)
     place = parse_url(url)
     if place.scheme == "file" and not Path(place.place).is_dir() and read_run(url) is None:
         hint = f"diloco launch {shlex.quote(str(path))}"

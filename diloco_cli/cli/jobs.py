@@ -260,9 +260,11 @@ def submit_missing(
     reached = [unit for unit in planned if unit.name not in before.silent]
     missing = [unit for unit in reached if unit.name not in known or not known[unit.name].lives]
     missing = _without_those_of_others(opened, missing, by_region)
+    is_served = any(unit.island is None and unit not in missing for unit in planned)
+    missing = _in_order(missing, is_served)
     own = [] if opened.url.startswith("file:") else sorted(filter(SHELLS_OWN.fullmatch, environment_with()))
     if missing and own:
-        where = "in files there, as ~/.aws/config, or, if it is no secret, in `setup` of a site"
+        where = "in files on the nodes, as ~/.aws/config, or, if it is no secret, in `setup` of a site"
         talk(f"warning: jobs do not get {', '.join(own)} of this shell: what they need has to stand {where}")
     specs = specs_of(opened, missing, folder or _submitted_from(opened, planned) or Path(this_folder()))
     if files is not None:
@@ -281,6 +283,13 @@ def submit_missing(
         talk(f"submitted {len(done)} job{'s' * (len(done) > 1)}; what they print: diloco logs")
         known |= {job.unit: job for job in [*done, *_ask(opened, missing).jobs]}
     return [known[unit.name] for unit in planned if unit.name in known]
+
+
+def _in_order(units: Sequence[RunUnit], is_served: bool) -> list[RunUnit]:
+    """A syncer before the islands, which may fill a queue and would train nothing together; others of them stand by."""
+    syncers = [unit for unit in units if unit.island is None]
+    first = [] if is_served else syncers[:1]
+    return [*first, *(unit for unit in units if unit.island is not None), *syncers[len(first) :]]
 
 
 def _without_those_of_others(opened: OpenRun, units: Sequence[RunUnit], by_region: bool) -> list[RunUnit]:
@@ -341,12 +350,9 @@ def _store_of(opened: OpenRun, unit: RunUnit) -> Store:
 def _submit(
     opened: OpenRun, units: Sequence[RunUnit], specs: Mapping[str, JobSpec], done: list[Job], tried: set[str]
 ) -> None:
-    """To all engines at once, to each of them one after the other: a syncer first, as islands that fill a queue before
-    it would train nothing together; the one that stands by last. `done` gets those that were submitted, `tried` the
+    """To all engines at once, to each of them one after the other. `done` gets those that were submitted, `tried` the
     units that may have been: a job of any other unit was submitted by somebody else meanwhile."""
     keys = {unit.name: _key_of(opened.format, unit) for unit in units}
-    first = [unit for unit in units if unit.island is None][:1]
-    units = [*first, *(unit for unit in units if unit not in first)]
 
     def submit(engine: Engine, own: list[RunUnit]) -> None:
         for unit in own:

@@ -314,12 +314,17 @@ def refuse_stores(inventory: Inventory, project: Path) -> None:
 
 def crowded_disk(plan: Plan) -> str | None:
     """Of a store that is a folder, for a run that begins: one that fills its disk stands still until somebody comes."""
-    url = plan.inventory.store.url
-    place = Path(parse_url(url).place)
-    if not url.startswith("file:") or (place / plan.run.name).exists():
+    url, kept_bytes = plan.inventory.store.url, int(plan.money.storage_gb_at_end * GB)
+    if not url.startswith("file:"):
         return None
-    disk = next(folder for folder in (place, *place.parents) if folder.exists())
-    free_bytes, kept_bytes = shutil.disk_usage(disk).free, int(plan.money.storage_gb_at_end * GB)
+    place = Path(parse_url(url).place)
+    try:
+        if (place / plan.run.name).exists():
+            return None
+        disk = place if place.exists() else place.parent
+        free_bytes = shutil.disk_usage(disk).free
+    except OSError:
+        return None  # absent, or another user's: what opens the store says so
     if free_bytes >= kept_bytes:
         return None
     room = f"the store's folder will hold up to {format_size(kept_bytes)}; {format_size(free_bytes)} are free in {disk}"

@@ -29,7 +29,8 @@ from diloco_cli.paths import write_whole
 from diloco_cli.protocol.actors.requests import stop_stands
 from diloco_cli.protocol.log.metrics import Metrics
 from diloco_cli.protocol.log.state import RunPhase, RunState
-from diloco_cli.store.port import StoreGoneError
+from diloco_cli.quantities import some_of
+from diloco_cli.store.port import StoreForbiddenError, StoreGoneError
 from diloco_cli.store.retry import is_retryable
 from diloco_cli.store.wrappers import Deadline
 
@@ -77,7 +78,7 @@ def _is_resumed(opened: OpenRun, facts: RunFacts) -> bool:
     not everybody may read them."""
     if facts.state.phase != RunPhase.STOPPED or opened.url != opened.format.home_of(opened.url):
         return False
-    with suppress(StoreError):
+    with suppress(StoreForbiddenError):
         return not opened.perform(stop_stands(opened.format, facts.state))
     return False
 
@@ -91,12 +92,13 @@ def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
     heard = {learner.name for learner in current.learners if learner.state not in SILENCE}
     jobs = [job for job in jobs if job.state is not JobState.GONE or job.id or job.unit not in heard]
     waits = [f"{job.unit} ({job.why or job.state})" for job in jobs if job.state in WAITS]
+    learners = {learner.name for learner in current.learners}
     is_resumed = current.state is State.STARTING and facts.state.phase == RunPhase.STOPPED
-    if is_resumed and any(job.lives for job in jobs):
+    may_serve = facts.run.settings.syncer.on_learners
+    if is_resumed and any(job.lives and (may_serve or job.unit not in learners) for job in jobs):
         current = replace(current, hint="")
     if waits and has_not_merged(facts) and (is_resumed or current.state in (State.SILENT, State.STALLED)):
-        current = replace(current, state=State.STARTING, reason=f"jobs wait: {', '.join(waits)}", hint="")
-    learners = {learner.name for learner in current.learners}
+        current = replace(current, state=State.STARTING, reason=f"jobs wait: {some_of(waits)}", hint="")
     unheard = {learner.name for learner in current.learners if learner.heard_s is None}
     is_served = current.syncer is not None and current.syncer.heard_s is not None
     silent = unheard if is_served else unheard | {job.unit for job in jobs} - learners

@@ -95,7 +95,8 @@ MEANINGS = {
 REFUSALS = {  # sbatch's words, and what helps
     "account|QOS|qos": "yours: sacctmgr show assoc user=$USER format=account,partition,qos; then SBATCH_ACCOUNT,"
     " SBATCH_QOS, or `account` and `options` of a site; for a limit on jobs: squeue --me",
-    "partition": "infra: slurm/PARTITION, or `options: {partition: ...}` of a site; partitions: sinfo -s",
+    "this partition|partition.* specified": "infra: slurm/PARTITION, or `options: {partition: ...}` of a site;"
+    " partitions: sinfo -s",
     "contact slurm controller|timed out": "whether it is up: scontrol ping",
 }
 
@@ -184,7 +185,7 @@ def _job(number: str, unit: str, state: str, reason: str, node: str, engine: str
     known = STATES.get(state, JobState.STARTING)
     if known is JobState.QUEUED and HELD.search(reason):
         known = JobState.HELD
-    has_waited = known is JobState.ENDED and state == "CANCELLED"  # the reason is still that of the queue
+    has_waited = state == "CANCELLED"  # the reason is still that of the queue
     said = "" if reason in ("None", "(null)") or has_waited else reason
     word = said if known is JobState.QUEUED and said else " ".join(filter(None, (_odd(state), said)))
     meaning = next((text for name, text in MEANINGS.items() if said.startswith(name)), "")
@@ -197,13 +198,14 @@ def _odd(state: str) -> str:
 
 
 def _refusal_hint(spec: JobSpec, said: str) -> str:
-    for words, hint in REFUSALS.items():
-        if re.search(words, said):
-            return hint
+    found = next((hint for words, hint in REFUSALS.items() if re.search(words, said)), "")
+    if found and "limit" not in said:
+        return found
     asks = f"{spec.nodes} x ({spec.cores} cores, {spec.gpus} GPUs, {spec.memory_gb or '?'} GB)"
     is_memory = spec.memory_gb and re.search(f"memory|{NOT_NOW}", said, re.IGNORECASE)
     whole = "; for all the memory that a node has: SBATCH_MEM_PER_NODE=0" if is_memory else ""
-    return f"it asks for {asks}; what nodes have: sinfo -o '%P %D %c %G %m'{whole}"
+    what_helps = found or f"what nodes have: sinfo -o '%P %D %c %G %m'{whole}"
+    return f"it asks for {asks}; {what_helps}"
 
 
 @cache

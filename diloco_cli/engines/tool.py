@@ -37,7 +37,8 @@ def tool_directory(name: str) -> Path:
     """Where this command lies. Raises UsageError if there is none here."""
     found = shutil.which(name)
     if found is None:
-        hint = "do this where the cluster's commands are; of a Slurm, ssh finds them: `via` of a site"
+        hint = "do this where the cluster's commands are"
+        hint += "; or reach them by ssh: `via` of a site" if name.startswith("s") and name != "ssh" else ""
         raise UsageError(f"there is no command {name} on this machine", hint=hint)
     return Path(found).parent
 

@@ -265,7 +265,7 @@ class LocalUnit:
         unheard = self.dead or heard_s is None or heard_s > self.running_s
         return self.supervised and bool(self.said.last_end) and self.said.state in again and unheard
 
-    def starts(self, heard_s: float | None) -> bool:
+    def is_new(self, heard_s: float | None) -> bool:
         """It was started lately, and has not been heard since: what was heard is of an earlier process."""
         return self.condition == "running" and heard_s is not None and self.running_s < min(heard_s, STARTS_WITHIN_S)
 
@@ -281,7 +281,7 @@ class LocalUnit:
         if self.restarts(heard_s):
             why = self.said.reason if self.dead else self.said.last_end
             return f"it is being restarted, after {self.said.starts} starts: {why}{who}"
-        if self.starts(heard_s):
+        if self.is_new(heard_s):
             return f"its process {self.pid} was started {format_duration(self.running_s)} ago, and is not heard yet"
         if not self.dead:
             return ""

@@ -296,7 +296,7 @@ def limit_of(look: Look) -> str:
     if look.retrying:
         return f"the syncer's store: {look.retrying}"
     if look.missing:
-        return f"missing: {', '.join(look.missing)}"
+        return f"missing: {some_of(list(look.missing))}"
     if syncer is not None and syncer.heartbeat.calls_a_s:
         return f"the store throttles: {syncer.heartbeat.calls_a_s:.0f} calls a second of the syncer get through"
     if (pace := pace_of_syncer(look)) is not None and pace[0].seconds >= CROWDED_SHARE * pace[1]:
@@ -464,8 +464,8 @@ def _told_to_leave(look: Look) -> list[str]:
 
 def _awaited(look: Look) -> str:
     planned = [island.name for island in look.facts.run.islands]
-    waits = [name for name in planned if look.learners[name] == LearnerState.STARTING]
-    waits += ["syncer"] if look.syncer is None else []
+    waits = ["syncer"] if look.syncer is None else []
+    waits += [name for name in planned if look.learners[name] == LearnerState.STARTING]
     return f"waits for: {some_of(waits)}" if waits else _clauses("the first merge is to come", look.stated)
 
 
@@ -605,7 +605,7 @@ SITUATIONS: tuple[Situation, ...] = (
         lambda it: it.syncer == SyncerState.FINISHING,
         "the target is reached: the last evaluation, and the last offers' outcomes",
     ),
-    Situation(State.DRAINING, _told_to_leave, lambda it: f"told to leave: {', '.join(_told_to_leave(it))}", RESUME),
+    Situation(State.DRAINING, _told_to_leave, lambda it: f"told to leave: {some_of(_told_to_leave(it))}", RESUME),
     Situation(State.STARTING, lambda it: it.starts and not it.overdue, _awaited),
     _stall(lambda it: it.local.full, lambda it: it.local.full, ""),
     _stall(lambda it: it.no_syncer, _syncers_end, _brings_syncer_back),

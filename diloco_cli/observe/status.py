@@ -715,7 +715,7 @@ def doubts(look: Look) -> str:
 
 def _idle(facts: RunFacts) -> Iterator[str]:
     """Why little was merged, of islands that trained as fast as planned while they did."""
-    wall_s, undone = wall_seconds(facts), ", or that was rolled back" if facts.state.rollbacks else ""
+    wall_s, undone = wall_seconds(facts), ", or its work was rolled back" if facts.state.rollbacks else ""
     for island in facts.run.islands:
         heard, known = facts.learners.get(island.name), facts.state.learner(island.name)
         mean = 0.0 if heard is None else heard.heartbeat.mean_tokens_per_s

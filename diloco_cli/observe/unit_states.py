@@ -160,7 +160,7 @@ def state_here(
     if unit.condition == "paused":
         return STUCK
     heard_s = None if heard is None else heard.age_s
-    if unit.restarts(heard_s) or unit.starts(heard_s):
+    if unit.restarts(heard_s) or unit.is_new(heard_s):
         return LearnerState.RECOVERING
     if not unit.dead:
         return LearnerState.RECOVERING if said == LearnerState.FAILED else ""  # that was an earlier process

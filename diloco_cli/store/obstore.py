@@ -35,7 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.environment import drop_if_empty, environment_value
+from diloco_cli.environment import drop_empty, environment_value
 from diloco_cli.errors import DilocoError
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import (
@@ -250,7 +250,7 @@ def azure_store(container: str, prefix: str = "") -> ObstoreStore:
 
 def s3_access(bucket: str) -> Access:
     """By the variables and files that the AWS tools read."""
-    drop_if_empty(S3_ENDPOINTS)  # obstore reads them, too, and fails at once where one is empty
+    drop_empty("AWS_")  # obstore reads them, too, and takes an empty one for set
     profile = aws_profile()
     config: dict[str, Any] = {"disable_bulk_delete": True}  # a request that few other services know
     name, address = _first_set(S3_ENDPOINTS) or ("endpoint_url", profile.get("endpoint_url", ""))
@@ -336,6 +336,7 @@ def _region_of(bucket: str) -> str:
 
 def azure_access() -> Access:
     """By the variables that Azure's tools read, and by obstore's own names for them."""
+    drop_empty("AZURE_")
     told = _connection_string()
     account = _first_set(("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME"))
     key = _first_set(("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"))

@@ -367,7 +367,7 @@ def test_an_engine_is_asked_for_one_shape_after_the_other(other: OtherEngine, tm
         ),
     )
     submit(tmp_path, run)
-    looks = [f"{unit} {word}" for unit in ("iowa", "rhine", "syncer-1") for word in ("begins", "ends")]
+    looks = [f"{unit} {word}" for unit in ("syncer-1", "iowa", "rhine") for word in ("begins", "ends")]
     assert other.checks == looks
 
 
@@ -545,7 +545,7 @@ def test_what_another_cluster_was_given_is_left_alone_until_its_region_is_named(
     assert resumed("b", {}, "eu") == ["rhine"] and "rhine: " in capsys.readouterr().err
     del queued["rhine"]
     assert resumed("a", queued) == [] and "rhine: " in capsys.readouterr().err, "now it is the other one's"
-    assert resumed("a", {}) == ["syncer-1", "iowa"]
+    assert resumed("a", {}) == ["iowa", "syncer-1"], "which stands by: the other one has the other syncer"
 
 
 def test_who_may_not_write_where_a_job_waits_submits_it_all_the_same(

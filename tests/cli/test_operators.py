@@ -193,7 +193,7 @@ def test_a_run_that_is_resumed_is_no_longer_called_stopped_while_its_jobs_wait(
 ) -> None:
     store, url = bucket
     end(store, Stop)
-    opened, found = open_run(url), [Job("l0", "slurm", "7", JobState.QUEUED, "Priority")]
+    opened, found = open_run(url), [Job(name, "slurm", "7", JobState.QUEUED, "Priority") for name in ("l0", "syncer-0")]
 
     def told() -> tuple[str, str, str]:
         current, _ = read_status(opened, ask=lambda: found)
@@ -202,9 +202,12 @@ def test_a_run_that_is_resumed_is_no_longer_called_stopped_while_its_jobs_wait(
     assert told()[::2] == ("STOPPED", f"diloco resume {url}")
     operator = Operator(RUN, store, CLOCK, lambda text: None)
     assert operator.withdraw_stop(head(store))
-    assert told() == ("STARTING", "jobs wait: l0 (Priority)", "")
+    assert told() == ("STARTING", "jobs wait: l0 (Priority), syncer-0 (Priority)", "")
+    found[1] = replace(found[1], state=JobState.RUNNING)
     found[0] = replace(found[0], state=JobState.RUNNING)
     assert told() == ("STARTING", "resumed, and no syncer serves it yet", "")
+    del found[1]
+    assert told()[::2] == ("STARTING", f"diloco resume {url}"), "nothing that it waits for would serve it"
     found.clear()
     assert told()[::2] == ("STARTING", f"diloco resume {url}"), "who resumed it may be gone"
     assert operator.keep_stopped(head(store)) and told()[0] == "STOPPED"

@@ -82,6 +82,12 @@ def test_a_run_that_will_fill_the_disk_of_its_store_is_warned_of(
     bucket = replace(plan, inventory=replace(plan.inventory, store=StoreSettings("gs://bucket/runs")))
     assert crowded_disk(bucket) is None
 
+    def refuse(place: Path) -> bool:
+        raise PermissionError(place)
+
+    monkeypatch.setattr(Path, "exists", refuse)  # it lies in another user's folder: the store says so
+    assert crowded_disk(plan) is None
+
 
 @pytest.mark.parametrize("vocabulary", [256, 1999, 2000])
 def test_shards_fit_the_model_of_a_plan_or_are_refused(tmp_path: Path, vocabulary: int) -> None:

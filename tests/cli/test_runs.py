@@ -222,9 +222,12 @@ def test_a_file_in_mid_edit_keeps_nobody_from_the_run(projects: Path, call: Call
     before = path.read_text()
     path.write_text(before + "islands: [{name: \n")
     try:
-        refused = call("a", "status")
-        assert refused.returncode == 2 and f"; or name the run: diloco status {url}\n" in refused.stderr
+        for words in (["status"], ["status", "same"], ["stop", "run.yaml"]):
+            refused = call("a", *words)
+            assert refused.returncode == 2 and f"; or name the run by its URL: {url}\n" in refused.stderr
         assert call("a", "status", url).returncode == 0
+        refused = call("b", "status", f"../a/{path.name}" if file == "run.yaml" else "../a/run.yaml")
+        assert url in refused.stderr and url_of(projects, "b") not in refused.stderr
     finally:
         path.write_text(before)
 

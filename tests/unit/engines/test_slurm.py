@@ -144,14 +144,26 @@ def test_what_waits_for_a_partition_that_is_out_is_taken(
     slurm.counts_memory.cache_clear()
 
 
+ASKS = "it asks for 2 x (8 cores, 8 GPUs, 96 GB)"
+
+
 @pytest.mark.parametrize(
     ("said", "hint"),
     [
         ("Invalid account or account/partition combination specified", "yours: sacctmgr show assoc"),
-        ("QOSMaxSubmitJobPerUserLimit; Job violates accounting/QOS policy (job submit limit)", "yours: sacctmgr show"),
+        (
+            "QOSMaxSubmitJobPerUserLimit; Job violates accounting/QOS policy (job submit limit)",
+            ASKS + "; yours: sacctmgr",
+        ),
+        (
+            "Job violates accounting/QOS policy (user's size and/or time limits)",
+            "it asks for 2 x (8 cores, 8 GPUs, 96 GB)",
+        ),
+        ("Requested partition configuration not available now", ASKS + "; what nodes have"),
+        ("User's group not permitted to use this partition", "infra: slurm/PARTITION, or `options"),
         ("invalid partition specified: us", "infra: slurm/PARTITION, or `options"),
         ("Unable to contact slurm controller (connect failure)", "whether it is up: scontrol ping"),
-        ("Memory specification can not be satisfied", "it asks for 2 x (8 cores, 8 GPUs, 96 GB); what nodes have"),
+        ("Memory specification can not be satisfied", ASKS + "; what nodes have"),
     ],
 )
 def test_the_hint_of_a_refusal_is_about_what_was_refused(monkeypatch: pytest.MonkeyPatch, said: str, hint: str) -> None:

@@ -70,6 +70,11 @@ def one_region(spoken: RunFacts) -> RunFacts:
     return replace(spoken, run=replace(spoken.run, islands=islands))
 
 
+def of_many(spoken: RunFacts) -> RunFacts:
+    islands = tuple(replace(spoken.run.islands[0], name=f"i{n}") for n in range(8))
+    return replace(spoken, run=replace(spoken.run, islands=islands))
+
+
 def as_jobs(spoken: RunFacts, *names: str, infra: str = "slurm/us") -> RunFacts:
     islands = (replace(one, infra=infra) if one.name in names else one for one in spoken.run.islands)
     return replace(spoken, run=replace(spoken.run, islands=tuple(islands)))
@@ -178,6 +183,7 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
      "its loss has jumped", RESUME),
     (YOUNG, NOBODY, State.STARTING, "the first merge is to come; 2 of 2", ""),
     (replace(YOUNG, learners={}), NOBODY, State.STARTING, "waits for: iowa, rhine", ""),
+    (replace(of_many(YOUNG), learners={}, syncer=None), NOBODY, State.STARTING, "waits for: syncer, i0, i1 and 6", ""),
     (later(YOUNG, 1000.0), NOBODY, State.STALLED, "", LOGS),
     (facts(noted(STATE, *RESUMED)), NOBODY, State.STARTING, "", ""),
     (facts(noted(STATE, structs.replace(RESUMED[0], time=at(80)), RESUMED[1])), NOBODY, State.MERGING, "", ""),

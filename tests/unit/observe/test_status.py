@@ -480,7 +480,7 @@ def test_a_low_goodput_has_its_reasons(merged, mean, said):
     run = replace(RUN, islands=tuple(replace(island, batch_tokens=100, step_s=1.0) for island in RUN.islands))
     assert status_of(replace(facts(state, mean_tokens_per_s=mean), run=run)).doubts == said
     went_back = facts(structs.replace(state, rollbacks=((3, 9),)), mean_tokens_per_s=mean)
-    assert ("still, or that was rolled back" in status_of(replace(went_back, run=run)).doubts) == ("still" in said)
+    assert ("still, or its work was rolled back" in status_of(replace(went_back, run=run)).doubts) == ("still" in said)
     young = facts(structs.replace(state, merges=1), mean_tokens_per_s=mean)
     assert "merged" not in status_of(replace(young, run=run)).doubts
 

@@ -148,11 +148,13 @@ def test_an_address_in_a_file_or_a_connection_string_is_checked_too(
         azure_store("bucket").get("k", 10)
 
 
-def test_an_empty_address_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a compose file with ${AWS_ENDPOINT_URL:-}; obstore, which reads it too, would panic at the first call."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "")
+    for name in (empty := ("AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN", "AZURE_ENDPOINT")):
+        monkeypatch.setenv(name, "")
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    assert not s3_access("bucket").endpoint and "AWS_ENDPOINT_URL" not in os.environ
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "me")
+    assert not s3_access("bucket").endpoint and not azure_access().endpoint and not os.environ.keys() & empty
 
 
 def test_a_profile_gives_keys_region_and_address_unless_variables_do(
