@@ -79,7 +79,7 @@ class State(StrEnum):
 
 
 RUN_STATES: dict[State, Word] = {
-    State.STARTING: Word("no merge yet since the launch or the resume, and not for longer than a start takes", WARNING),
+    State.STARTING: Word("no merge yet since the launch or resume: its jobs wait, or it starts", WARNING),
     State.MERGING: Word("merges go on", GOOD),
     State.SLOW: Word("merges go on, below 0.8 of the best pace that as many learners sustained in this run", WARNING),
     State.DEGRADED: Word("merges go on without some of the planned islands", WARNING),
