@@ -26,7 +26,9 @@ from diloco_cli.config.settings import (
 from diloco_cli.methods import fitting_outer
 
 Optimizer = Literal["adamw", "muon"]
-Method = Literal["data-parallel", "decoupled", "failures", "diloco", "default outer", "plain mean", "int4", "int2"]
+Method = Literal[
+    "data-parallel", "decoupled", "failures", "diloco", "default outer", "slow outer", "plain mean", "int4", "int2"
+]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 METHODS: tuple[Method, ...] = get_args(Method)
 STANDARD = METHODS[:3]  # the others are asked for by name
@@ -38,6 +40,7 @@ SYNC = SyncSettings(every=24, fragments=12, overlap=2, quorum=1, mixing="rebase"
 PARALLEL_RATE = 6e-3  # of the inner optimizer, either one; this and what follows is the best of those that were tried
 RATES: dict[Optimizer, float] = {"adamw": 3e-3, "muon": 1.5e-3}  # of islands
 FACTORS: dict[tuple[Optimizer, int], float] = {("muon", 8): 2.0}  # of both, by the number of learners
+SLOW_OUTER, ITS_FACTOR = OuterSettings(lr=0.4, momentum=0.8), 2.0  # of the inner rates, to go as far in a round
 TRIED_RATES = (7.5e-4, 1.5e-3, 3e-3, 6e-3, 1.2e-2)
 TUNING_SEED, TUNING_LEARNERS = 100, 4  # the seed is in no other table
 
@@ -85,7 +88,8 @@ def tuning(task: str) -> list[Named]:
 def trial(task: Task, optimizer: Optimizer, method: Method, learners: int, seed: int, lr: float | None = None) -> Trial:
     """One method on one task. All of them read the same shards in the same order from the same first parameters."""
     tuned = PARALLEL_RATE if method == "data-parallel" else RATES[optimizer]
-    rate = lr or tuned * FACTORS.get((optimizer, learners), 1.0)
+    factor = ITS_FACTOR if method == "slow outer" else 1.0
+    rate = lr or tuned * FACTORS.get((optimizer, learners), 1.0) * factor
     inner = InnerSettings(optimizer, lr=rate, warmup_steps=task.warmup_steps)
     train = TrainSettings(task.tokens, task.batch_tokens, seed=seed, inner=inner)
     settings = RunSettings(
@@ -105,6 +109,8 @@ def outer_of(task: Task, method: Method, train: TrainSettings, learners: int) ->
     """As `outer: auto` resolves it, but where the task or the method has its own. Data-parallel training has none."""
     if method in ("data-parallel", "default outer"):
         return OuterSettings()
+    if method == "slow outer":
+        return SLOW_OUTER
     lr, momentum = fitting_outer(train.inner.name, train.tokens / (train.batch_tokens * learners * SYNC.every))
     return task.outer or OuterSettings(lr=lr, momentum=momentum)
 

@@ -72,6 +72,7 @@ GOALS = (
     *(Bound((name, "failures"), (name, "decoupled"), same(2.0)) for name in ("adamw", "muon")),
     *(Bound((name, "decoupled"), (name, "diloco"), same(0.5)) for name in ("adamw", "muon")),
     *(Bound((name, "decoupled"), (name, "default outer"), same(0.0)) for name in ("adamw", "muon")),
+    *(Bound((name, "decoupled"), (name, "slow outer"), same(0.0)) for name in ("adamw", "muon")),
     *(Bound((name, "decoupled"), (name, "plain mean"), same(0.0)) for name in ("adamw", "muon")),
     *(Bound((name, "int4"), (name, "decoupled"), same(0.5)) for name in ("adamw", "muon")),
 )
