@@ -305,7 +305,7 @@ def _in_mid_edit(path: Path) -> Iterator[None]:
         yield
     except UsageError as error:
         launched = [known.url for known in known_runs() if known.folder == str(path.parent.resolve())]
-        its_url = launched[0] if len(launched) == 1 else "which one it is, `diloco runs` shows"
+        its_url = launched[0] if len(launched) == 1 else "see diloco runs"
         error.hint = f"{error.hint or 'correct the file'}; or name the run by its URL: {its_url}"
         raise
 
